@@ -1,0 +1,31 @@
+/*
+ * claim.h
+ *	  Handing out messages.
+ */
+#ifndef OUTBOX_CLAIM_H
+#define OUTBOX_CLAIM_H
+
+#include "outbox.h"
+#include "executor/tuptable.h"
+#include "utils/uuid.h"
+
+/* What a claimer wants. */
+typedef struct OutboxClaim
+{
+	pg_uuid_t	owner;
+	int			lease_seconds;
+	int			batch_size;
+	const text *namespace;		/* NULL: all */
+	const text **topics;		/* NULL: all but those served elsewhere */
+	int			ntopics;
+	const pg_uuid_t *tenant;	/* NULL: all */
+	int			max_attempts;	/* 0: as the topic says */
+} OutboxClaim;
+
+/* Called with each message that was claimed, in its new state. */
+typedef void (*OutboxClaimSink) (TupleTableSlot *message, void *arg);
+
+extern int	outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink,
+						 void *arg);
+
+#endif							/* OUTBOX_CLAIM_H */

@@ -1,0 +1,40 @@
+/*
+ * compat.h
+ *	  The differences between PostgreSQL 15, 16, 17 and 18 that we meet.
+ *
+ * Everything else in src/ is written against one API, the newest; this file
+ * bends the older ones to it.
+ */
+#ifndef OUTBOX_COMPAT_H
+#define OUTBOX_COMPAT_H
+
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/tableam.h"
+#include "funcapi.h"
+
+#if PG_VERSION_NUM < 150000
+#error "outbox needs PostgreSQL 15 or later"
+#endif
+
+/* 16 reports which indexes an update must insert into, 15 only whether. */
+#if PG_VERSION_NUM >= 160000
+typedef TU_UpdateIndexes OutboxUpdateIndexes;
+#define OUTBOX_UPDATE_NEEDS_INDEXES(u) ((u) == TU_All)
+#else
+typedef bool OutboxUpdateIndexes;
+#define OUTBOX_UPDATE_NEEDS_INDEXES(u) (u)
+#define InitMaterializedSRF(fcinfo, flags) SetSingleFuncCall(fcinfo, flags)
+#endif
+
+/* 18 counts index searches for EXPLAIN. */
+#if PG_VERSION_NUM >= 180000
+#define outbox_index_beginscan(heap, index, snap, nkeys) \
+	index_beginscan(heap, index, snap, NULL, nkeys, 0)
+#else
+#define outbox_index_beginscan(heap, index, snap, nkeys) \
+	index_beginscan(heap, index, snap, nkeys, 0)
+#endif
+
+#endif							/* OUTBOX_COMPAT_H */

@@ -1,0 +1,47 @@
+/*
+ * key.h
+ *	  Stable hashes: lanes, partitions and dedupe keys.
+ */
+#ifndef OUTBOX_KEY_H
+#define OUTBOX_KEY_H
+
+#include "postgres.h"
+
+#include "utils/uuid.h"
+
+extern int64 outbox_topic_lane(const text *namespace, const text *topic);
+extern int64 outbox_owner_lane(const pg_uuid_t *owner);
+extern uint32 outbox_namespace_hash(const text *namespace);
+extern uint32 outbox_topic_hash(const text *topic);
+extern uint32 outbox_uuid_hash(const pg_uuid_t *uuid);
+extern void outbox_dedupe_digest(const text *namespace, const text *topic,
+								 const text *dedupe_key, pg_uuid_t *digest);
+
+/* Are two strings the same bytes? */
+static inline bool
+outbox_text_equal(const text *a, const text *b)
+{
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+}
+
+/* The parts of a topic's lane. */
+static inline uint32
+outbox_lane_namespace(int64 lane)
+{
+	return (uint32) (((uint64) lane >> 32) & 0x7FFFFFFF);
+}
+
+static inline uint32
+outbox_lane_topic(int64 lane)
+{
+	return (uint32) (lane & 0xFFFFFFFF);
+}
+
+static inline bool
+outbox_lane_is_topic(int64 lane)
+{
+	return lane >= 0;
+}
+
+#endif							/* OUTBOX_KEY_H */

@@ -1,0 +1,63 @@
+/*
+ * outbox.c
+ *	  The library: what happens when it is loaded, and at the end of each
+ *	  transaction.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+
+#include "guc.h"
+#include "history.h"
+#include "lane.h"
+#include "policy.h"
+#include "shmem.h"
+#include "table.h"
+
+PG_MODULE_MAGIC;
+
+void		_PG_init(void);
+
+static void
+at_xact_event(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+			outbox_lane_xact_end(true);
+			outbox_table_xact_end();
+			break;
+		case XACT_EVENT_ABORT:
+		case XACT_EVENT_PREPARE:
+			outbox_lane_xact_end(false);
+			outbox_table_xact_end();
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+at_subxact_event(SubXactEvent event, SubTransactionId id,
+				 SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		outbox_lane_subxact_abort();
+}
+
+void
+_PG_init(void)
+{
+	if (IsBinaryUpgrade)
+		return;
+	outbox_guc_define();
+	if (process_shared_preload_libraries_in_progress)
+		outbox_shmem_preload();
+	outbox_table_init();
+	outbox_history_init();
+	outbox_policy_init();
+	RegisterXactCallback(at_xact_event, NULL);
+	RegisterSubXactCallback(at_subxact_event, NULL);
+}

@@ -1,0 +1,12 @@
+/*
+ * requeue.h
+ *	  Bringing dead messages back.
+ */
+#ifndef OUTBOX_REQUEUE_H
+#define OUTBOX_REQUEUE_H
+
+#include "postgres.h"
+
+extern int	outbox_requeue(const int64 *ids, int nids);
+
+#endif							/* OUTBOX_REQUEUE_H */

@@ -1,0 +1,437 @@
+/*
+ * settle.c
+ *	  What becomes of leased messages: done, tried again, failed, given back.
+ *
+ * Whoever settles names messages by id.  They are looked up and changed in
+ * the order of their ids, so that two calls never wait for each other; a
+ * message that somebody else is just changing is waited for, since only then
+ * it is known whether the lease still stands.  What is not the caller's lease
+ * is passed over.
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "access/xact.h"
+#include "common/pg_prng.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "guc.h"
+#include "key.h"
+#include "lane.h"
+#include "policy.h"
+#include "scan.h"
+#include "settle.h"
+#include "stream.h"
+#include "turn.h"
+
+/* A call's dealings with the queue. */
+typedef struct Settler
+{
+	OutboxSettle *settle;
+	OutboxTable queue;
+	TimestampTz now;
+	OutboxProbe probe;
+	TupleTableSlot *slot;		/* the message at hand */
+	TupleTableSlot *row;		/* its next version */
+	OutboxHistory history;
+	OutboxStreamSet streams;	/* to be arranged at the end */
+} Settler;
+
+/* ---------------------------------------------------------------------- */
+/* Parts shared with claim.c and reap.c                                   */
+/* ---------------------------------------------------------------------- */
+
+/* The attempts that count towards the maximum. */
+int
+outbox_counted_attempts(TupleTableSlot *message)
+{
+	return DatumGetInt32(outbox_row_get(message, Q_ATTEMPTS)) -
+		DatumGetInt32(outbox_row_get(message, Q_WAIVED));
+}
+
+/* A message leaves the queue, for the archive or for the dead. */
+OutboxRowResult
+outbox_finish_message(OutboxTable *queue, OutboxHistory *history,
+					  TupleTableSlot *message, const OutboxOutcome *outcome,
+					  bool wait, TransactionId *blocker)
+{
+	OutboxRowResult result = outbox_table_delete(queue, message, wait, blocker);
+
+	if (result == OUTBOX_ROW_OK)
+		outbox_history_add(history, message, outcome);
+	return result;
+}
+
+/*
+ * Make "row" the version of "message" in which it is nobody's, and can be
+ * claimed from "at" on.
+ */
+void
+outbox_make_ready(TupleTableSlot *row, TupleTableSlot *message,
+				  TimestampTz at, TimestampTz now)
+{
+	int64		lane =
+		outbox_topic_lane(DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
+						  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)));
+
+	outbox_new_row_from(row, message);
+	outbox_row_set(row, Q_LANE, Int64GetDatum(lane));
+	outbox_row_set(row, Q_READY_AT, TimestampTzGetDatum(at));
+	outbox_row_set(row, Q_NEXT_ATTEMPT_AT, TimestampTzGetDatum(at));
+	outbox_row_set(row, Q_UPDATED_AT, TimestampTzGetDatum(now));
+	outbox_row_set(row, Q_STATUS, Int16GetDatum(OUTBOX_READY));
+	outbox_row_set_null(row, Q_OWNER_TOKEN);
+	outbox_row_set_null(row, Q_LOCKED_UNTIL);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Finding leases                                                         */
+/* ---------------------------------------------------------------------- */
+
+static int
+cmp_lease(const void *a, const void *b)
+{
+	const OutboxLeaseRef *la = a;
+	const OutboxLeaseRef *lb = b;
+
+	if (la->id != lb->id)
+		return la->id < lb->id ? -1 : 1;
+	return la->attempts < lb->attempts ? -1 : la->attempts > lb->attempts;
+}
+
+/* Is the message at hand leased as the caller believes? */
+static bool
+lease_stands(Settler *settler, const OutboxLeaseRef *lease)
+{
+	TupleTableSlot *slot = settler->slot;
+	bool		isnull;
+	Datum		owner;
+
+	if (DatumGetInt16(outbox_row_get(slot, Q_STATUS)) != OUTBOX_IN_PROGRESS)
+		return false;
+	if (lease->attempts >= 0 &&
+		DatumGetInt32(outbox_row_get(slot, Q_ATTEMPTS)) != lease->attempts)
+		return false;
+	owner = slot_getattr(slot, Q_OWNER_TOKEN, &isnull);
+	return !isnull && memcmp(DatumGetUUIDP(owner), &settler->settle->owner,
+							 UUID_LEN) == 0;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Settling one                                                           */
+/* ---------------------------------------------------------------------- */
+
+static OutboxRowResult
+finish(Settler *settler, OutboxStatus status, OutboxReason reason)
+{
+	OutboxOutcome outcome = {
+		.status = status,
+		.reason = reason,
+		.error = settler->settle->error,
+		.processed_by = &settler->settle->owner,
+	};
+
+	return outbox_finish_message(&settler->queue, &settler->history,
+								 settler->slot, &outcome, true, NULL);
+}
+
+/* Write the new version in which the message can be claimed from "at" on. */
+static OutboxRowResult
+write_ready(Settler *settler, TimestampTz at)
+{
+	OutboxKey	key = {at, DatumGetInt64(outbox_row_get(settler->slot, Q_ID))};
+	OutboxRowResult result;
+
+	result = outbox_table_update(&settler->queue, settler->slot, settler->row,
+								 true, NULL);
+	if (result == OUTBOX_ROW_OK)
+		outbox_lane_report(RelationGetRelid(settler->queue.rel),
+						   DatumGetInt64(outbox_row_get(settler->row, Q_LANE)),
+						   key, key, GetCurrentTransactionId());
+	return result;
+}
+
+/* When is this message to be tried again? */
+static TimestampTz
+retry_at(Settler *settler, const OutboxPolicy *policy)
+{
+	int			retries = DatumGetInt32(outbox_row_get(settler->slot,
+													   Q_RETRY_COUNT));
+	double		delay;
+
+	if (settler->settle->delay != NULL)
+		return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+													   TimestampTzGetDatum(settler->now),
+													   IntervalPGetDatum(settler->settle->delay)));
+	delay = Min(ldexp(policy->backoff_base, Min(retries, 62)),
+				policy->backoff_max);
+	if (policy->backoff_jitter)
+		delay *= 0.5 + 0.5 * pg_prng_double(&pg_global_prng_state);
+	return settler->now + (TimestampTz) delay;
+}
+
+static OutboxRowResult
+nack(Settler *settler)
+{
+	OutboxSettle *settle = settler->settle;
+	TupleTableSlot *slot = settler->slot;
+	OutboxPolicy policy;
+	TimestampTz at;
+	int			max_attempts;
+
+	outbox_policy_get(DatumGetTextPP(outbox_row_get(slot, Q_NAMESPACE)),
+					  DatumGetTextPP(outbox_row_get(slot, Q_TOPIC)), &policy);
+	max_attempts = settle->max_attempts > 0 ? settle->max_attempts :
+		policy.max_attempts;
+	if (outbox_counted_attempts(slot) >= max_attempts)
+		return finish(settler, OUTBOX_DEAD, OUTBOX_REASON_MAX_ATTEMPTS);
+
+	at = retry_at(settler, &policy);
+	outbox_make_ready(settler->row, slot, at, settler->now);
+	outbox_row_set(settler->row, Q_RETRY_COUNT,
+				   Int32GetDatum(DatumGetInt32(outbox_row_get(slot, Q_RETRY_COUNT)) + 1));
+	outbox_row_set(settler->row, Q_FAILURE_REASON,
+				   Int16GetDatum(settle->reason));
+	if (settle->error != NULL)
+		outbox_row_set(settler->row, Q_LAST_ERROR,
+					   PointerGetDatum(settle->error));
+	return write_ready(settler, at);
+}
+
+static OutboxRowResult
+release(Settler *settler)
+{
+	outbox_make_ready(settler->row, settler->slot, settler->now, settler->now);
+	/* an attempt that was given back does not count */
+	outbox_row_set(settler->row, Q_WAIVED,
+				   Int32GetDatum(DatumGetInt32(outbox_row_get(settler->slot,
+															  Q_WAIVED)) + 1));
+	return write_ready(settler, settler->now);
+}
+
+static OutboxRowResult
+renew(Settler *settler)
+{
+	TupleTableSlot *slot = settler->slot;
+	TimestampTz until = settler->now +
+		(TimestampTz) settler->settle->lease_seconds * USECS_PER_SEC;
+	OutboxKey	key = {DatumGetTimestampTz(outbox_row_get(slot, Q_READY_AT)),
+	DatumGetInt64(outbox_row_get(slot, Q_ID))};
+	OutboxRowResult result;
+
+	outbox_new_row_from(settler->row, slot);
+	outbox_row_set(settler->row, Q_LOCKED_UNTIL, TimestampTzGetDatum(until));
+	outbox_row_set(settler->row, Q_UPDATED_AT,
+				   TimestampTzGetDatum(settler->now));
+	result = outbox_table_update(&settler->queue, slot, settler->row, true,
+								 NULL);
+	if (result == OUTBOX_ROW_OK)
+		outbox_lane_report_lease(RelationGetRelid(settler->queue.rel),
+								 DatumGetInt64(outbox_row_get(slot, Q_LANE)),
+								 key, key, until);
+	return result;
+}
+
+static OutboxRowResult
+settle_message(Settler *settler)
+{
+	switch (settler->settle->what)
+	{
+		case OUTBOX_ACK:
+			return finish(settler, OUTBOX_DONE, OUTBOX_REASON_NONE);
+		case OUTBOX_FAIL:
+			return finish(settler, OUTBOX_DEAD, settler->settle->reason);
+		case OUTBOX_NACK:
+			return nack(settler);
+		case OUTBOX_RELEASE:
+			return release(settler);
+		case OUTBOX_RENEW:
+			return renew(settler);
+	}
+	pg_unreachable();
+}
+
+/* Settle one lease; false if it does not stand. */
+static bool
+settle_lease(Settler *settler, const OutboxLeaseRef *lease)
+{
+	for (;;)
+	{
+		TransactionId blocker;
+		bool		isnull;
+		Datum		stream;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!outbox_probe(&settler->probe, Int64GetDatum(lease->id),
+						  settler->slot, &blocker) ||
+			!lease_stands(settler, lease))
+			return false;
+		if (TransactionIdIsValid(blocker))
+		{
+			ExecClearTuple(settler->slot);
+			outbox_turn_wait(blocker);
+			continue;
+		}
+		switch (settle_message(settler))
+		{
+			case OUTBOX_ROW_OK:
+				stream = slot_getattr(settler->slot, Q_STREAM_ID, &isnull);
+				if (!isnull && settler->settle->what != OUTBOX_RENEW)
+					outbox_stream_set_add(&settler->streams,
+										  DatumGetUUIDP(stream));
+				return true;
+			case OUTBOX_ROW_REFUSED:
+				return false;
+			default:
+				/* somebody was faster: look again */
+				break;
+		}
+	}
+}
+
+/* ---------------------------------------------------------------------- */
+/* The call                                                               */
+/* ---------------------------------------------------------------------- */
+
+static void
+report_lost(const OutboxLeaseRef *lost, int nlost)
+{
+	StringInfoData ids;
+
+	initStringInfo(&ids);
+	for (int i = 0; i < nlost; i++)
+		appendStringInfo(&ids, "%s" INT64_FORMAT, i > 0 ? ", " : "",
+						 lost[i].id);
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg_plural("lease lost on %d message",
+						   "lease lost on %d messages", nlost, nlost),
+			 errdetail("Not leased to this owner any more: %s.", ids.data)));
+}
+
+static void
+begin_settler(Settler *settler, OutboxSettle *settle)
+{
+	/* what this transaction did before is to be seen, and can be changed */
+	CommandCounterIncrement();
+	memset(settler, 0, sizeof(Settler));
+	settler->settle = settle;
+	settler->now = GetCurrentTimestamp();
+	outbox_table_open(&settler->queue, outbox_catalog()->queue, Q_NATTS);
+	settler->slot = outbox_table_slot(&settler->queue);
+	settler->row = outbox_table_new_row(&settler->queue);
+	outbox_probe_begin(&settler->probe, &settler->queue,
+					   outbox_catalog()->queue_pkey);
+	outbox_history_begin(&settler->history, settler->now);
+}
+
+static void
+end_settler(Settler *settler)
+{
+	OutboxSettlement what = settler->settle->what;
+
+	outbox_probe_end(&settler->probe);
+	ExecDropSingleTupleTableSlot(settler->row);
+	ExecDropSingleTupleTableSlot(settler->slot);
+	outbox_history_end(&settler->history);
+	outbox_stream_arrange(&settler->queue, &settler->streams, settler->now,
+						  what != OUTBOX_ACK && what != OUTBOX_FAIL);
+	outbox_table_close(&settler->queue);
+}
+
+/*
+ * Settle leases; how many stood.  Sorts the leases.
+ */
+int
+outbox_settle(OutboxSettle *settle)
+{
+	Settler		settler;
+	OutboxLeaseRef *lost;
+	int			nlost = 0;
+	int			nsettled = 0;
+	int64		settled = 0;
+
+	if (settle->nleases == 0)
+		return 0;
+	qsort(settle->leases, settle->nleases, sizeof(OutboxLeaseRef), cmp_lease);
+	lost = palloc_array(OutboxLeaseRef, settle->nleases);
+
+	begin_settler(&settler, settle);
+	for (int i = 0; i < settle->nleases; i++)
+	{
+		OutboxLeaseRef *lease = &settle->leases[i];
+
+		if (nsettled > 0 && lease->id == settled)
+			continue;			/* named twice */
+		if (settle_lease(&settler, lease))
+		{
+			settled = lease->id;
+			nsettled++;
+			/* named with another attempt before */
+			if (nlost > 0 && lost[nlost - 1].id == settled)
+				nlost--;
+		}
+		else if (nlost == 0 || lost[nlost - 1].id != lease->id)
+			lost[nlost++] = *lease;
+	}
+	if (settle->strict && nlost > 0)
+		report_lost(lost, nlost);
+	end_settler(&settler);
+	pfree(lost);
+	return nsettled;
+}
+
+/* Leases of one owner, being collected. */
+typedef struct OwnerLeases
+{
+	const pg_uuid_t *owner;
+	OutboxLeaseRef *leases;
+	int			nleases;
+	int			max;
+} OwnerLeases;
+
+static bool
+collect_lease(OutboxWalk *walk, void *arg)
+{
+	OwnerLeases *found = arg;
+	Datum		owner = outbox_row_get(walk->slot, Q_OWNER_TOKEN);
+
+	if (memcmp(DatumGetUUIDP(owner), found->owner, UUID_LEN) == 0)
+	{
+		if (found->nleases == found->max)
+		{
+			found->max *= 2;
+			found->leases = repalloc_huge(found->leases, (Size) found->max *
+										  sizeof(OutboxLeaseRef));
+		}
+		found->leases[found->nleases++] =
+			(OutboxLeaseRef) {walk->key.id, -1};
+	}
+	outbox_walk_left(walk);
+	return true;
+}
+
+/* Give back whatever is leased to an owner; how many messages that was. */
+int
+outbox_release_all(const pg_uuid_t *owner)
+{
+	OwnerLeases found = {.owner = owner,.max = 64};
+	OutboxSettle settle = {.what = OUTBOX_RELEASE,.owner = *owner};
+	OutboxTable queue;
+
+	CommandCounterIncrement();
+	found.leases = palloc_array(OutboxLeaseRef, found.max);
+	outbox_table_open(&queue, outbox_catalog()->queue, Q_NATTS);
+	outbox_walk_leases(&queue, GetCurrentTimestamp(), OUTBOX_SCAN_LEASES,
+					   collect_lease, &found);
+	outbox_table_close(&queue);
+
+	settle.leases = found.leases;
+	settle.nleases = found.nleases;
+	return outbox_settle(&settle);
+}

@@ -1,0 +1,180 @@
+/*
+ * shmem.c
+ *	  The one block of shared memory, and how a backend reaches it.
+ *
+ * With shared_preload_libraries the block is part of the server's main shared
+ * memory.  Without, the first backend that needs it creates it as a dynamic
+ * segment, pinned for the life of the server; the way to it is a handle in a
+ * few bytes of main shared memory, which the server keeps some slack for
+ * (PostgreSQL 17 has a registry for this).
+ *
+ * The block is a cache of what the tables say.  Where it cannot be had, the
+ * extension works without it: outbox_shmem() returns NULL, and every scan
+ * starts at the beginning.
+ */
+#include "postgres.h"
+
+#include "access/parallel.h"
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/dsm.h"
+#include "storage/ipc.h"
+#include "storage/shmem.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+
+#include "guc.h"
+#include "lane.h"
+#include "shmem.h"
+
+#if PG_VERSION_NUM >= 170000
+#include "storage/dsm_registry.h"
+#endif
+
+/* Changes when the layout does: a new library must not read an old block. */
+#define SHMEM_NAME "outbox 1"
+
+static OutboxShared *shared_block = NULL;
+static bool shared_refused = false;
+static shmem_request_hook_type prev_shmem_request_hook = NULL;
+static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+
+static void
+request_shmem(void)
+{
+	if (prev_shmem_request_hook)
+		prev_shmem_request_hook();
+	RequestAddinShmemSpace(outbox_lane_shmem_size(outbox_max_lanes));
+}
+
+static void
+start_shmem(void)
+{
+	bool		found;
+
+	if (prev_shmem_startup_hook)
+		prev_shmem_startup_hook();
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	shared_block = ShmemInitStruct(SHMEM_NAME,
+								   outbox_lane_shmem_size(outbox_max_lanes),
+								   &found);
+	if (!found)
+		outbox_lane_shmem_init(shared_block, outbox_max_lanes);
+	LWLockRelease(AddinShmemInitLock);
+}
+
+/* From _PG_init, when the library is preloaded. */
+void
+outbox_shmem_preload(void)
+{
+	prev_shmem_request_hook = shmem_request_hook;
+	shmem_request_hook = request_shmem;
+	prev_shmem_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = start_shmem;
+}
+
+#if PG_VERSION_NUM >= 170000
+
+static void
+init_segment(void *ptr)
+{
+	outbox_lane_shmem_init(ptr, OUTBOX_DEFAULT_LANES);
+}
+
+static OutboxShared *
+attach_segment(void)
+{
+	bool		found;
+
+	return GetNamedDSMSegment(SHMEM_NAME,
+							  outbox_lane_shmem_size(OUTBOX_DEFAULT_LANES),
+							  init_segment, &found);
+}
+
+#else
+
+static OutboxShared *
+attach_segment(void)
+{
+	Size		size = outbox_lane_shmem_size(OUTBOX_DEFAULT_LANES);
+	dsm_handle *handle;
+	dsm_segment *segment;
+	bool		found;
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	handle = ShmemInitStruct(SHMEM_NAME " handle", sizeof(dsm_handle), &found);
+	if (!found)
+		*handle = DSM_HANDLE_INVALID;
+	if (*handle == DSM_HANDLE_INVALID)
+	{
+		segment = dsm_create(size, DSM_CREATE_NULL_IF_MAXSEGMENTS);
+		if (segment != NULL)
+		{
+			outbox_lane_shmem_init(dsm_segment_address(segment),
+								   OUTBOX_DEFAULT_LANES);
+			dsm_pin_segment(segment);
+			*handle = dsm_segment_handle(segment);
+		}
+	}
+	else
+		segment = dsm_attach(*handle);
+	if (segment != NULL)
+		dsm_pin_mapping(segment);
+	LWLockRelease(AddinShmemInitLock);
+	return segment == NULL ? NULL : dsm_segment_address(segment);
+}
+
+#endif
+
+/*
+ * Creating the segment fails when, say, /dev/shm is full.  That must not stop
+ * anybody's work: the error becomes a log line and we go without, in this
+ * backend until it ends.
+ */
+static void
+attach_or_go_without(void)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(TopMemoryContext);
+	PG_TRY();
+	{
+		shared_block = attach_segment();
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		MemoryContextSwitchTo(context);
+		edata = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		ereport(LOG,
+				(errcode(edata->sqlerrcode),
+				 errmsg("outbox works without its shared memory: %s",
+						edata->message)));
+		FreeErrorData(edata);
+		shared_block = NULL;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+}
+
+/* The block, or NULL when there is none. */
+OutboxShared *
+outbox_shmem(void)
+{
+	if (likely(shared_block != NULL))
+		return shared_block;
+	if (shared_refused || !IsUnderPostmaster || IsInParallelMode() ||
+		!IsTransactionState())
+		return NULL;
+	attach_or_go_without();
+	shared_refused = shared_block == NULL;
+	return shared_block;
+}

@@ -1,0 +1,10 @@
+-- dump.sql: what pg_dump has to carry. The partitions of the archive are
+-- tables of their own and need no mention.
+
+SELECT pg_catalog.pg_extension_config_dump('outbox.message_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.queue', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.dedupe', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.stream_doubts', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.archive', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.dead', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.topics', '');

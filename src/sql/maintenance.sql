@@ -1,0 +1,212 @@
+-- maintenance.sql: what is no longer kept. Serves archive.c.
+
+CREATE FUNCTION outbox._make_archive_partition(keep integer, at timestamptz)
+RETURNS void
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_make_archive_partition';
+
+COMMENT ON FUNCTION outbox._make_archive_partition(integer, timestamptz) IS
+    'Makes the partition of the archive for this time, unless it is there.';
+
+CREATE FUNCTION outbox._dedupe_digest(namespace text, topic text, dedupe_key text)
+RETURNS uuid
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'outbox_dedupe_digest_sql';
+
+COMMENT ON FUNCTION outbox._dedupe_digest(text, text, text) IS
+    'What outbox.dedupe knows a dedupe key by.';
+
+CREATE FUNCTION outbox._message_is_kept(message_id uuid)
+RETURNS boolean
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_message_is_kept_sql';
+
+COMMENT ON FUNCTION outbox._message_is_kept(uuid) IS
+    'Whether there is still a message with this id, in whatever state.';
+
+-- _drop_partition(partition)
+--     Drops a partition of the archive, unless somebody is reading: then it
+--     stays until the next time. Returns how many messages it held, as far as
+--     the statistics know.
+CREATE FUNCTION outbox._drop_partition(partition regclass)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '200ms'
+AS $$
+DECLARE
+    held bigint;
+BEGIN
+    SELECT greatest(pg_stat_get_live_tuples(c.oid), c.reltuples::bigint, 0)
+      INTO held
+      FROM pg_class c
+     WHERE c.oid = partition;
+    EXECUTE format('DROP TABLE %s', partition);
+    RETURN held;
+EXCEPTION
+    WHEN lock_not_available THEN
+        RETURN 0;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._drop_partition(regclass) IS
+    'Drops a partition of the archive, unless somebody is reading.';
+
+-- _purge_rows(tab, condition, batch_limit)
+--     Deletes rows of a history table with their dedupe keys; how many.
+CREATE FUNCTION outbox._purge_rows(tab regclass, condition text, batch_limit integer)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    purged bigint;
+BEGIN
+    EXECUTE format($sql$
+        WITH gone AS (
+            DELETE FROM %1$s
+             WHERE ctid = ANY (ARRAY(
+                       SELECT ctid FROM %1$s WHERE %2$s LIMIT %3$s
+                       FOR UPDATE SKIP LOCKED))
+            RETURNING namespace, topic, dedupe_key, message_id
+        ), keys AS (
+            DELETE FROM outbox.dedupe k
+             USING gone
+             WHERE gone.dedupe_key IS NOT NULL
+               AND k.key = outbox._dedupe_digest(gone.namespace, gone.topic, gone.dedupe_key)
+               AND k.message_id = gone.message_id
+        )
+        SELECT count(*) FROM gone
+    $sql$, tab, condition, batch_limit)
+    INTO purged;
+    RETURN purged;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._purge_rows(regclass, text, integer) IS
+    'Deletes rows of a history table with their dedupe keys.';
+
+-- _sweep_dedupe(batch_limit)
+--     Looks at some dedupe keys, from a random one on, and deletes those whose
+--     messages are no longer kept. It only saves room: such a key is free for
+--     whoever comes with it.
+CREATE FUNCTION outbox._sweep_dedupe(batch_limit integer)
+RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM outbox.dedupe d
+     USING (SELECT key, message_id
+              FROM outbox.dedupe
+             WHERE key >= (SELECT gen_random_uuid())
+             ORDER BY key
+             LIMIT batch_limit) sample
+     WHERE d.key = sample.key
+       AND d.message_id = sample.message_id
+       AND NOT outbox._message_is_kept(sample.message_id);
+$$;
+
+COMMENT ON FUNCTION outbox._sweep_dedupe(integer) IS
+    'Deletes some dedupe keys whose messages are no longer kept.';
+
+-- cleanup(retention, dead_retention, batch_limit)
+--     Removes what is kept no longer, and makes the archive's partitions of
+--     today and tomorrow. Messages that are done go a day at a time, by
+--     dropping a partition, unless they are to be kept for less than a day or
+--     a retention is given here; rows are deleted batch_limit (10000) at a
+--     time. The arguments stand in for outbox.retention and
+--     outbox.dead_retention; topics that have their own keep it.
+--     Returns how many messages were removed.
+CREATE FUNCTION outbox.cleanup(
+    retention      interval DEFAULT NULL,
+    dead_retention interval DEFAULT NULL,
+    batch_limit    integer  DEFAULT NULL
+)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $$
+DECLARE
+    now_at    timestamptz := clock_timestamp();
+    rows_max  integer := coalesce(cleanup.batch_limit, 10000);
+    removed   bigint := 0;
+    doomed    regclass[] := '{}';
+    seconds   double precision;
+    cutoff    timestamptz;
+    partition record;
+    kept      record;
+BEGIN
+    IF cleanup.batch_limit < 1 THEN
+        RAISE EXCEPTION 'batch_limit must be at least 1'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM outbox._make_archive_partition(-2, now_at);
+
+    FOR partition IN
+        SELECT c.oid::regclass AS relation,
+               CASE m[1] WHEN 'default' THEN -2 WHEN 'forever' THEN -1
+                         ELSE rtrim(m[1], 's')::integer END AS keep,
+               to_date(m[2], 'YYYYMMDD')::timestamptz AS since
+          FROM pg_inherits i
+          JOIN pg_class c ON c.oid = i.inhrelid,
+               regexp_match(c.relname, '^archive_(default|forever|\d+s)_(\d{8})$') m
+         WHERE i.inhparent = 'outbox.archive'::regclass
+           AND m IS NOT NULL
+         ORDER BY m[2]
+    LOOP
+        seconds := CASE partition.keep
+            WHEN -2 THEN extract(epoch FROM coalesce(
+                             cleanup.retention,
+                             current_setting('outbox.retention')::interval))
+            ELSE partition.keep
+        END;
+        CONTINUE WHEN seconds < 0 OR partition.keep = -1;
+        cutoff := now_at - seconds * interval '1 second';
+        IF partition.since + interval '1 day' <= cutoff THEN
+            doomed := doomed || partition.relation;
+        ELSIF partition.since < cutoff
+              AND (seconds < 86400 OR (partition.keep = -2 AND cleanup.retention IS NOT NULL))
+        THEN
+            removed := removed + outbox._purge_rows(
+                partition.relation, format('processed_at < %L', cutoff), rows_max);
+        END IF;
+    END LOOP;
+
+    FOR kept IN
+        WITH RECURSIVE classes(keep) AS (
+            (SELECT keep FROM outbox.dead ORDER BY keep LIMIT 1)
+            UNION ALL
+            SELECT (SELECT d.keep FROM outbox.dead d
+                     WHERE d.keep > c.keep ORDER BY d.keep LIMIT 1)
+              FROM classes c
+             WHERE c.keep IS NOT NULL
+        )
+        SELECT keep FROM classes WHERE keep IS NOT NULL
+    LOOP
+        seconds := CASE kept.keep
+            WHEN -2 THEN extract(epoch FROM coalesce(
+                             cleanup.dead_retention,
+                             current_setting('outbox.dead_retention')::interval))
+            ELSE kept.keep
+        END;
+        CONTINUE WHEN seconds < 0;
+        removed := removed + outbox._purge_rows(
+            'outbox.dead',
+            format('keep = %s AND processed_at < %L', kept.keep,
+                   now_at - seconds * interval '1 second'),
+            rows_max);
+    END LOOP;
+
+    PERFORM outbox._sweep_dedupe(least(rows_max, 1000));
+
+    -- last, because this locks out the readers of the archive until the end
+    FOR i IN 1 .. cardinality(doomed) LOOP
+        removed := removed + outbox._drop_partition(doomed[i]);
+    END LOOP;
+    RETURN removed;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.cleanup(interval, interval, integer) IS
+    'Removes messages that are kept no longer; returns how many.';

@@ -1,0 +1,130 @@
+-- messages.sql: every message, wherever it lies. The relation people query.
+
+CREATE FUNCTION outbox._partition_number(
+    stream_id       uuid,
+    partition_count integer DEFAULT 10000
+)
+RETURNS integer
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'outbox_partition_number';
+
+COMMENT ON FUNCTION outbox._partition_number(uuid, integer) IS
+    'The partition to which a stream belongs.';
+
+CREATE VIEW outbox.messages AS
+SELECT q.id,
+       q.message_id,
+       q.namespace,
+       q.topic,
+       q.payload,
+       q.headers,
+       q.correlation_id,
+       q.tenant_id,
+       q.dedupe_key,
+       q.stream_id,
+       outbox._partition_number(q.stream_id) AS partition_number,
+       q.status,
+       q.owner_token,
+       q.locked_until,
+       q.attempts,
+       q.retry_count,
+       q.next_attempt_at,
+       q.due_time,
+       q.expires_at,
+       q.last_error,
+       q.failure_reason,
+       q.progress,
+       q.created_at,
+       q.updated_at,
+       false AS is_processed,
+       NULL::timestamptz AS processed_at,
+       NULL::text AS processed_by
+  FROM outbox.queue q
+UNION ALL
+SELECT a.id,
+       a.message_id,
+       a.namespace,
+       a.topic,
+       a.payload,
+       a.headers,
+       a.correlation_id,
+       a.tenant_id,
+       a.dedupe_key,
+       a.stream_id,
+       outbox._partition_number(a.stream_id),
+       2::smallint,
+       NULL::uuid,
+       NULL::timestamptz,
+       a.attempts,
+       a.retry_count,
+       NULL::timestamptz,
+       a.due_time,
+       a.expires_at,
+       a.last_error,
+       a.failure_reason,
+       a.progress,
+       a.created_at,
+       a.processed_at,
+       true,
+       a.processed_at,
+       a.processed_by::text
+  FROM outbox.archive a
+UNION ALL
+SELECT d.id,
+       d.message_id,
+       d.namespace,
+       d.topic,
+       d.payload,
+       d.headers,
+       d.correlation_id,
+       d.tenant_id,
+       d.dedupe_key,
+       d.stream_id,
+       outbox._partition_number(d.stream_id),
+       3::smallint,
+       NULL::uuid,
+       NULL::timestamptz,
+       d.attempts,
+       d.retry_count,
+       NULL::timestamptz,
+       d.due_time,
+       d.expires_at,
+       d.last_error,
+       d.failure_reason,
+       d.progress,
+       d.created_at,
+       d.processed_at,
+       false,
+       NULL::timestamptz,
+       NULL::text
+  FROM outbox.dead d;
+
+COMMENT ON VIEW outbox.messages IS
+    'Every message, waiting, leased or finished, one row each.';
+COMMENT ON COLUMN outbox.messages.id IS 'The work item; constant for the life of the message.';
+COMMENT ON COLUMN outbox.messages.message_id IS 'The logical message, constant across retries and replays.';
+COMMENT ON COLUMN outbox.messages.namespace IS 'Keeps applications apart that share the database.';
+COMMENT ON COLUMN outbox.messages.topic IS 'What the message is about.';
+COMMENT ON COLUMN outbox.messages.payload IS 'The message itself; never parsed.';
+COMMENT ON COLUMN outbox.messages.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.messages.correlation_id IS 'Ties messages together, for their users.';
+COMMENT ON COLUMN outbox.messages.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.messages.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.messages.stream_id IS 'Messages of a stream are delivered one after the other.';
+COMMENT ON COLUMN outbox.messages.partition_number IS 'The share of the streams to which it belongs.';
+COMMENT ON COLUMN outbox.messages.status IS '0 ready, 1 in progress, 2 done, 3 failed; see outbox.status_name.';
+COMMENT ON COLUMN outbox.messages.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.messages.locked_until IS 'End of the lease.';
+COMMENT ON COLUMN outbox.messages.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.messages.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.messages.next_attempt_at IS 'Not to be delivered before; null when finished.';
+COMMENT ON COLUMN outbox.messages.due_time IS 'Not to be delivered before, as given to enqueue.';
+COMMENT ON COLUMN outbox.messages.expires_at IS 'Not to be delivered from then on.';
+COMMENT ON COLUMN outbox.messages.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.messages.failure_reason IS 'Why the last attempt, or the message, failed; 0 if none did.';
+COMMENT ON COLUMN outbox.messages.progress IS 'Bits of what was achieved so far.';
+COMMENT ON COLUMN outbox.messages.created_at IS 'When it was enqueued.';
+COMMENT ON COLUMN outbox.messages.updated_at IS 'When it was last changed.';
+COMMENT ON COLUMN outbox.messages.is_processed IS 'Whether it is done.';
+COMMENT ON COLUMN outbox.messages.processed_at IS 'When it was done.';
+COMMENT ON COLUMN outbox.messages.processed_by IS 'The owner who has done it.';

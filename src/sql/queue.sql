@@ -1,0 +1,156 @@
+-- queue.sql: messages that are not finished. Serves table.c, scan.c, stream.c,
+-- dedupe.c and trigger.c, which know the columns by their numbers.
+
+-- What a claim changes comes first and has a fixed width; none of it is in an
+-- index, so that a claim is a HOT update. Half of each page is left free for
+-- the second version of its rows.
+CREATE TABLE outbox.queue (
+    id              bigint      NOT NULL,
+    lane            bigint      NOT NULL,
+    ready_at        timestamptz NOT NULL,
+    next_attempt_at timestamptz NOT NULL,
+    updated_at      timestamptz NOT NULL,
+    locked_until    timestamptz,
+    owner_token     uuid,
+    attempts        integer     NOT NULL DEFAULT 0,
+    retry_count     integer     NOT NULL DEFAULT 0,
+    waived          integer     NOT NULL DEFAULT 0,
+    progress        integer     NOT NULL DEFAULT 0,
+    status          smallint    NOT NULL DEFAULT 0,
+    failure_reason  smallint    NOT NULL DEFAULT 0,
+    created_at      timestamptz NOT NULL,
+    message_id      uuid        NOT NULL,
+    stream_seq      bigint,
+    due_time        timestamptz,
+    expires_at      timestamptz,
+    tenant_id       uuid,
+    stream_id       uuid,
+    namespace       text        NOT NULL DEFAULT 'default',
+    topic           text        NOT NULL,
+    correlation_id  text,
+    dedupe_key      text,
+    headers         jsonb,
+    last_error      text,
+    payload         text        NOT NULL,
+
+    CONSTRAINT queue_pkey PRIMARY KEY (id),
+    CONSTRAINT queue_message_id_key UNIQUE (message_id),
+    CONSTRAINT outbox_queue_status CHECK (
+        status IN (0, 1)
+        AND (status = 1) = (owner_token IS NOT NULL)
+        AND (status = 1) = (locked_until IS NOT NULL)
+    ),
+    CONSTRAINT outbox_queue_counters CHECK (
+        attempts >= 0 AND retry_count >= 0 AND waived BETWEEN 0 AND attempts
+    ),
+    CONSTRAINT outbox_queue_stream CHECK (
+        (stream_id IS NULL) = (stream_seq IS NULL)
+    )
+) WITH (
+    fillfactor = 45,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_scale_factor = 0.1,
+    autovacuum_analyze_threshold = 50000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX queue_ready_idx ON outbox.queue (lane, ready_at, id)
+    WITH (deduplicate_items = off);
+
+CREATE INDEX queue_stream_idx ON outbox.queue (stream_id, stream_seq)
+    WITH (deduplicate_items = off)
+    WHERE stream_id IS NOT NULL;
+
+CREATE INDEX queue_expires_idx ON outbox.queue (expires_at)
+    WHERE expires_at IS NOT NULL;
+
+COMMENT ON TABLE outbox.queue IS
+    'Messages that are ready or in progress. Look at outbox.messages instead.';
+COMMENT ON COLUMN outbox.queue.id IS 'The work item; constant for the life of the message.';
+COMMENT ON COLUMN outbox.queue.lane IS
+    'Where a claim finds the message: a hash of namespace and topic, or of the owner who alone may take it.';
+COMMENT ON COLUMN outbox.queue.ready_at IS
+    'Place in the lane; infinity while the message waits behind another of its stream.';
+COMMENT ON COLUMN outbox.queue.next_attempt_at IS 'Not to be delivered before.';
+COMMENT ON COLUMN outbox.queue.updated_at IS 'When the row was last changed.';
+COMMENT ON COLUMN outbox.queue.locked_until IS 'End of the lease.';
+COMMENT ON COLUMN outbox.queue.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.queue.attempts IS 'How often the message was handed out.';
+COMMENT ON COLUMN outbox.queue.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.queue.waived IS
+    'Attempts that do not count towards the maximum: the lease was given back, or taken away.';
+COMMENT ON COLUMN outbox.queue.progress IS 'Bits of what was achieved so far.';
+COMMENT ON COLUMN outbox.queue.status IS '0 ready, 1 in progress.';
+COMMENT ON COLUMN outbox.queue.failure_reason IS 'Why the last attempt failed; 0 if none did.';
+COMMENT ON COLUMN outbox.queue.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.queue.message_id IS 'The logical message, constant across retries and replays.';
+COMMENT ON COLUMN outbox.queue.stream_seq IS 'Place in the stream.';
+COMMENT ON COLUMN outbox.queue.due_time IS 'Not to be delivered before, as given to enqueue.';
+COMMENT ON COLUMN outbox.queue.expires_at IS 'Not to be delivered from then on.';
+COMMENT ON COLUMN outbox.queue.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.queue.stream_id IS 'Messages of a stream are delivered one after the other.';
+COMMENT ON COLUMN outbox.queue.namespace IS 'Keeps applications apart that share the database.';
+COMMENT ON COLUMN outbox.queue.topic IS 'What the message is about.';
+COMMENT ON COLUMN outbox.queue.correlation_id IS 'Ties messages together, for their users.';
+COMMENT ON COLUMN outbox.queue.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.queue.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.queue.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.queue.payload IS 'The message itself; never parsed.';
+
+-- Keys and the messages that have them. A key is a digest, because the three
+-- strings that it stands for do not fit in an index.
+CREATE TABLE outbox.dedupe (
+    key        uuid NOT NULL,
+    message_id uuid NOT NULL,
+    CONSTRAINT dedupe_pkey PRIMARY KEY (key)
+) WITH (fillfactor = 90);
+
+COMMENT ON TABLE outbox.dedupe IS 'Dedupe keys, and the messages that have them.';
+COMMENT ON COLUMN outbox.dedupe.key IS 'Digest of namespace, topic and dedupe key.';
+COMMENT ON COLUMN outbox.dedupe.message_id IS 'The message that has the key.';
+
+-- Streams that must be looked at again. Nearly always empty.
+CREATE TABLE outbox.stream_doubts (
+    id        bigint NOT NULL,
+    waits_for xid    NOT NULL,
+    stream_id uuid   NOT NULL,
+    CONSTRAINT stream_doubts_pkey PRIMARY KEY (id)
+);
+
+COMMENT ON TABLE outbox.stream_doubts IS
+    'Streams to be arranged anew when a transaction has ended.';
+COMMENT ON COLUMN outbox.stream_doubts.id IS 'Number of the doubt.';
+COMMENT ON COLUMN outbox.stream_doubts.waits_for IS 'The transaction that was in the way.';
+COMMENT ON COLUMN outbox.stream_doubts.stream_id IS 'The stream.';
+
+CREATE FUNCTION outbox._queue_insert()
+RETURNS trigger
+LANGUAGE c VOLATILE
+AS 'MODULE_PATHNAME', 'outbox_queue_insert';
+
+COMMENT ON FUNCTION outbox._queue_insert() IS
+    'Makes a row inserted by plain SQL what enqueue would have made of it.';
+
+CREATE FUNCTION outbox._queue_changed()
+RETURNS trigger
+LANGUAGE c VOLATILE
+AS 'MODULE_PATHNAME', 'outbox_queue_changed';
+
+COMMENT ON FUNCTION outbox._queue_changed() IS
+    'Lets the scans know of a row written by plain SQL.';
+
+CREATE TRIGGER outbox_queue_insert
+    BEFORE INSERT ON outbox.queue
+    FOR EACH ROW EXECUTE FUNCTION outbox._queue_insert();
+
+CREATE TRIGGER outbox_queue_changed
+    AFTER INSERT OR UPDATE ON outbox.queue
+    FOR EACH ROW EXECUTE FUNCTION outbox._queue_changed();
+
+-- also for rows that replication writes
+ALTER TABLE outbox.queue ENABLE ALWAYS TRIGGER outbox_queue_changed;
+
+COMMENT ON TRIGGER outbox_queue_insert ON outbox.queue IS
+    'Makes a row inserted by plain SQL what enqueue would have made of it.';
+COMMENT ON TRIGGER outbox_queue_changed ON outbox.queue IS
+    'Lets the scans know of a row written by plain SQL.';

@@ -1,0 +1,7 @@
+-- security.sql: who may do what. Nothing is for everybody.
+
+REVOKE ALL ON SCHEMA outbox FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA outbox FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA outbox FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC;
+REVOKE ALL ON TYPE outbox.message, outbox.enqueue_result FROM PUBLIC;

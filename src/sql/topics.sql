@@ -1,0 +1,173 @@
+-- topics.sql: what holds for a topic. Serves policy.c, which knows the columns
+-- by their numbers.
+
+CREATE TABLE outbox.topics (
+    namespace           text     NOT NULL DEFAULT 'default',
+    topic               text     NOT NULL,
+    paused              boolean  NOT NULL DEFAULT false,
+    max_attempts        integer  CONSTRAINT outbox_topics_max_attempts CHECK (max_attempts >= 1),
+    backoff_base        interval CONSTRAINT outbox_topics_backoff_base CHECK (backoff_base >= '0'),
+    backoff_max         interval CONSTRAINT outbox_topics_backoff_max CHECK (backoff_max >= '0'),
+    backoff_jitter      boolean,
+    retention           interval,
+    dead_retention      interval,
+    check_dedupe_tenant boolean,
+    CONSTRAINT topics_pkey PRIMARY KEY (namespace, topic),
+    CONSTRAINT outbox_topics_names CHECK (
+        char_length(namespace) BETWEEN 1 AND 255
+        AND char_length(topic) BETWEEN 1 AND 255
+    )
+);
+
+COMMENT ON TABLE outbox.topics IS
+    'Policies of topics. What is null is as the settings say.';
+COMMENT ON COLUMN outbox.topics.namespace IS 'The namespace of the topic.';
+COMMENT ON COLUMN outbox.topics.topic IS 'The topic.';
+COMMENT ON COLUMN outbox.topics.paused IS 'No message is handed out while this is true.';
+COMMENT ON COLUMN outbox.topics.max_attempts IS 'Instead of outbox.max_attempts.';
+COMMENT ON COLUMN outbox.topics.backoff_base IS 'Instead of outbox.backoff_base.';
+COMMENT ON COLUMN outbox.topics.backoff_max IS 'Instead of outbox.backoff_max.';
+COMMENT ON COLUMN outbox.topics.backoff_jitter IS 'Instead of outbox.backoff_jitter.';
+COMMENT ON COLUMN outbox.topics.retention IS
+    'Instead of outbox.retention; negative means for ever, 0 not at all.';
+COMMENT ON COLUMN outbox.topics.dead_retention IS
+    'Instead of outbox.dead_retention; negative means for ever, 0 not at all.';
+COMMENT ON COLUMN outbox.topics.check_dedupe_tenant IS
+    'Instead of outbox.check_dedupe_tenant.';
+
+CREATE FUNCTION outbox._topics_changed()
+RETURNS trigger
+LANGUAGE c VOLATILE
+AS 'MODULE_PATHNAME', 'outbox_topics_changed';
+
+COMMENT ON FUNCTION outbox._topics_changed() IS
+    'Has every session read the policies anew.';
+
+CREATE TRIGGER outbox_topics_changed
+    AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON outbox.topics
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox._topics_changed();
+
+ALTER TABLE outbox.topics ENABLE ALWAYS TRIGGER outbox_topics_changed;
+
+COMMENT ON TRIGGER outbox_topics_changed ON outbox.topics IS
+    'Has every session read the policies anew.';
+
+CREATE FUNCTION outbox._check_name(what text, value text)
+RETURNS void
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'outbox_check_name_sql';
+
+COMMENT ON FUNCTION outbox._check_name(text, text) IS
+    'Refuses a name that is null, empty or too long.';
+
+-- configure_topic(topic, namespace, ...)
+--     Sets what is given of a topic's policy, and leaves the rest as it is.
+--     For an interval that is a retention, negative means for ever.
+CREATE FUNCTION outbox.configure_topic(
+    topic               text,
+    namespace           text     DEFAULT 'default',
+    max_attempts        integer  DEFAULT NULL,
+    backoff_base        interval DEFAULT NULL,
+    backoff_max         interval DEFAULT NULL,
+    retention           interval DEFAULT NULL,
+    dead_retention      interval DEFAULT NULL,
+    backoff_jitter      boolean  DEFAULT NULL,
+    check_dedupe_tenant boolean  DEFAULT NULL
+)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._check_name('topic', configure_topic.topic);
+    PERFORM outbox._check_name('namespace', configure_topic.namespace);
+    IF configure_topic.max_attempts < 1 THEN
+        RAISE EXCEPTION 'max_attempts must be at least 1'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF configure_topic.backoff_base < '0' OR configure_topic.backoff_max < '0' THEN
+        RAISE EXCEPTION 'backoff_base and backoff_max must not be negative'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
+    INSERT INTO outbox.topics AS t
+        (namespace, topic, max_attempts, backoff_base, backoff_max,
+         backoff_jitter, retention, dead_retention, check_dedupe_tenant)
+    VALUES
+        (configure_topic.namespace, configure_topic.topic,
+         configure_topic.max_attempts, configure_topic.backoff_base,
+         configure_topic.backoff_max, configure_topic.backoff_jitter,
+         configure_topic.retention, configure_topic.dead_retention,
+         configure_topic.check_dedupe_tenant)
+    ON CONFLICT ON CONSTRAINT topics_pkey DO UPDATE
+        SET max_attempts        = coalesce(excluded.max_attempts, t.max_attempts),
+            backoff_base        = coalesce(excluded.backoff_base, t.backoff_base),
+            backoff_max         = coalesce(excluded.backoff_max, t.backoff_max),
+            backoff_jitter      = coalesce(excluded.backoff_jitter, t.backoff_jitter),
+            retention           = coalesce(excluded.retention, t.retention),
+            dead_retention      = coalesce(excluded.dead_retention, t.dead_retention),
+            check_dedupe_tenant = coalesce(excluded.check_dedupe_tenant, t.check_dedupe_tenant);
+END
+$$;
+
+COMMENT ON FUNCTION outbox.configure_topic(text, text, integer, interval, interval, interval, interval, boolean, boolean) IS
+    'Sets what is given of a topic''s policy; what is null stays as it is.';
+
+-- reset_topic(topic, namespace)
+--     Forgets a topic's policy: all is as the settings say. True if there was one.
+CREATE FUNCTION outbox.reset_topic(topic text, namespace text DEFAULT 'default')
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._check_name('topic', reset_topic.topic);
+    PERFORM outbox._check_name('namespace', reset_topic.namespace);
+    DELETE FROM outbox.topics t
+     WHERE t.namespace = reset_topic.namespace
+       AND t.topic = reset_topic.topic;
+    RETURN FOUND;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.reset_topic(text, text) IS
+    'Forgets a topic''s policy.';
+
+CREATE FUNCTION outbox._set_paused(topic text, namespace text, paused boolean)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._check_name('topic', _set_paused.topic);
+    PERFORM outbox._check_name('namespace', _set_paused.namespace);
+    INSERT INTO outbox.topics AS t (namespace, topic, paused)
+    VALUES (_set_paused.namespace, _set_paused.topic, _set_paused.paused)
+    ON CONFLICT ON CONSTRAINT topics_pkey DO UPDATE
+        SET paused = excluded.paused
+      WHERE t.paused <> excluded.paused;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._set_paused(text, text, boolean) IS
+    'What pause_topic and resume_topic have in common.';
+
+-- pause_topic(topic, namespace)
+--     No message of the topic is handed out any more; leases go on.
+CREATE FUNCTION outbox.pause_topic(topic text, namespace text DEFAULT 'default')
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._set_paused(topic, namespace, true) $$;
+
+COMMENT ON FUNCTION outbox.pause_topic(text, text) IS
+    'Stops the delivery of a topic''s messages.';
+
+CREATE FUNCTION outbox.resume_topic(topic text, namespace text DEFAULT 'default')
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._set_paused(topic, namespace, false) $$;
+
+COMMENT ON FUNCTION outbox.resume_topic(text, text) IS
+    'Goes on with the delivery of a topic''s messages.';

@@ -1,0 +1,69 @@
+/*
+ * sql_admin.c
+ *	  SQL functions behind the administration, written in SQL.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/uuid.h"
+
+#include "args.h"
+#include "history.h"
+#include "key.h"
+
+/* outbox._partition_number(stream_id uuid, partition_count int) RETURNS int */
+PG_FUNCTION_INFO_V1(outbox_partition_number);
+Datum
+outbox_partition_number(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t  *stream = PG_GETARG_UUID_P(0);
+	int			count = outbox_arg_int(fcinfo, 1, "partition_count", 0, 1,
+									   PG_INT32_MAX);
+
+	PG_RETURN_INT32((outbox_uuid_hash(stream) & 0x7FFFFFFF) % count);
+}
+
+/* outbox._check_name(what text, value text) RETURNS void */
+PG_FUNCTION_INFO_V1(outbox_check_name_sql);
+Datum
+outbox_check_name_sql(PG_FUNCTION_ARGS)
+{
+	char	   *what = text_to_cstring(PG_GETARG_TEXT_PP(0));
+
+	outbox_require(fcinfo, 1, what);
+	(void) outbox_arg_name_or_null(fcinfo, 1, what);
+	PG_RETURN_VOID();
+}
+
+/* outbox._make_archive_partition(keep int, at timestamptz) RETURNS void */
+PG_FUNCTION_INFO_V1(outbox_make_archive_partition);
+Datum
+outbox_make_archive_partition(PG_FUNCTION_ARGS)
+{
+	outbox_begin_call("outbox._make_archive_partition()");
+	(void) outbox_archive_partition(PG_GETARG_INT32(0),
+									PG_GETARG_TIMESTAMPTZ(1));
+	PG_RETURN_VOID();
+}
+
+/* outbox._dedupe_digest(namespace text, topic text, dedupe_key text) RETURNS uuid */
+PG_FUNCTION_INFO_V1(outbox_dedupe_digest_sql);
+Datum
+outbox_dedupe_digest_sql(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t  *digest = palloc_object(pg_uuid_t);
+
+	outbox_dedupe_digest(PG_GETARG_TEXT_PP(0), PG_GETARG_TEXT_PP(1),
+						 PG_GETARG_TEXT_PP(2), digest);
+	PG_RETURN_UUID_P(digest);
+}
+
+/* outbox._message_is_kept(message_id uuid) RETURNS boolean */
+PG_FUNCTION_INFO_V1(outbox_message_is_kept_sql);
+Datum
+outbox_message_is_kept_sql(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BOOL(outbox_message_is_kept(PG_GETARG_UUID_P(0)));
+}

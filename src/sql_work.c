@@ -1,0 +1,328 @@
+/*
+ * sql_work.c
+ *	  SQL functions by which workers take messages and settle them.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+#include "args.h"
+#include "claim.h"
+#include "guc.h"
+#include "requeue.h"
+#include "settle.h"
+#include "table.h"
+
+/* ---------------------------------------------------------------------- */
+/* Claiming                                                               */
+/* ---------------------------------------------------------------------- */
+
+/* The columns of outbox.message, in its order. */
+static const AttrNumber message_columns[] = {
+	Q_ID, Q_MESSAGE_ID, Q_NAMESPACE, Q_TOPIC, Q_PAYLOAD, Q_HEADERS,
+	Q_CORRELATION_ID, Q_TENANT_ID, Q_DEDUPE_KEY, Q_STREAM_ID, Q_ATTEMPTS,
+	Q_RETRY_COUNT, Q_CREATED_AT, Q_DUE_TIME, Q_LOCKED_UNTIL, Q_OWNER_TOKEN
+};
+
+static void
+return_message(TupleTableSlot *message, void *arg)
+{
+	ReturnSetInfo *rsinfo = arg;
+	Datum		values[lengthof(message_columns)];
+	bool		isnull[lengthof(message_columns)];
+
+	for (int i = 0; i < lengthof(message_columns); i++)
+		values[i] = slot_getattr(message, message_columns[i], &isnull[i]);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
+}
+
+static void
+get_topics(FunctionCallInfo fcinfo, int arg, OutboxClaim *claim)
+{
+	Datum	   *values;
+	bool	   *isnull;
+	int			n;
+
+	if (PG_ARGISNULL(arg))
+		return;
+	outbox_arg_array(fcinfo, arg, "topics", TEXTOID, &values, &isnull, &n);
+	claim->topics = palloc_array(const text *, n + 1);
+	for (int i = 0; i < n; i++)
+	{
+		if (isnull[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("topics must not contain nulls")));
+		claim->topics[claim->ntopics++] = DatumGetTextPP(values[i]);
+	}
+}
+
+static void
+get_claim(FunctionCallInfo fcinfo, OutboxClaim *claim)
+{
+	memset(claim, 0, sizeof(OutboxClaim));
+	claim->owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
+	claim->lease_seconds = outbox_arg_int(fcinfo, 1, "lease_seconds",
+										  outbox_lease_seconds, 1,
+										  OUTBOX_MAX_LEASE_SECONDS);
+	claim->batch_size = outbox_arg_int(fcinfo, 2, "batch_size",
+									   outbox_batch_size, 1, OUTBOX_MAX_BATCH);
+	claim->namespace = outbox_arg_name_or_null(fcinfo, 3, "namespace");
+	get_topics(fcinfo, 4, claim);
+	claim->tenant = outbox_arg_uuid_or_null(fcinfo, 5);
+	claim->max_attempts = outbox_arg_int(fcinfo, 6, "max_attempts", 0, 1,
+										 PG_INT32_MAX);
+}
+
+/* Sleep for a while, but not beyond the deadline. */
+static void
+wait_for_messages(TimestampTz deadline)
+{
+	long		ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(),
+													 deadline);
+
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 Min(ms, outbox_poll_interval), PG_WAIT_EXTENSION);
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+}
+
+/*
+ * outbox.claim(owner_token uuid, lease_seconds int, batch_size int,
+ *				namespace text, topics text[], tenant_id uuid,
+ *				max_attempts int, wait_ms int) RETURNS SETOF outbox.message
+ *		Take due messages, and lease them to the owner.
+ */
+PG_FUNCTION_INFO_V1(outbox_claim_messages);
+Datum
+outbox_claim_messages(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	OutboxClaim claim;
+	int			wait_ms;
+	TimestampTz deadline = 0;
+
+	outbox_begin_call("outbox.claim()");
+	get_claim(fcinfo, &claim);
+	wait_ms = outbox_arg_int(fcinfo, 7, "wait_ms", 0, 0, OUTBOX_MAX_WAIT_MS);
+	if (wait_ms > 0)
+		deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), wait_ms);
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	while (outbox_claim(&claim, return_message, rsinfo) == 0 &&
+		   wait_ms > 0 && GetCurrentTimestamp() < deadline)
+		wait_for_messages(deadline);
+	return (Datum) 0;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Settling                                                               */
+/* ---------------------------------------------------------------------- */
+
+/* The leases named by two arrays; attempts may be null altogether. */
+static void
+get_leases(FunctionCallInfo fcinfo, int ids_arg, int attempts_arg,
+		   OutboxSettle *settle)
+{
+	Datum	   *ids;
+	Datum	   *attempts = NULL;
+	bool	   *ids_null;
+	bool	   *attempts_null;
+	int			nids;
+	int			nattempts;
+
+	settle->owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
+	outbox_arg_array(fcinfo, ids_arg, "ids", INT8OID, &ids, &ids_null, &nids);
+	if (attempts_arg >= 0 && !PG_ARGISNULL(attempts_arg))
+	{
+		outbox_arg_array(fcinfo, attempts_arg, "attempts", INT4OID, &attempts,
+						 &attempts_null, &nattempts);
+		if (nattempts != nids)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("attempts must have as many elements as ids")));
+	}
+	settle->leases = palloc_array(OutboxLeaseRef, nids + 1);
+	settle->nleases = 0;
+	for (int i = 0; i < nids; i++)
+	{
+		int			attempt = -1;
+
+		/* nobody has a lease without an attempt */
+		if (ids_null[i] || (attempts != NULL && attempts_null[i]))
+			continue;
+		if (attempts != NULL)
+			attempt = Max(DatumGetInt32(attempts[i]), 0);
+		settle->leases[settle->nleases++] =
+			(OutboxLeaseRef) {DatumGetInt64(ids[i]), attempt};
+	}
+}
+
+static bool
+get_strict(FunctionCallInfo fcinfo, int arg)
+{
+	return !PG_ARGISNULL(arg) && PG_GETARG_BOOL(arg);
+}
+
+/*
+ * outbox.ack(owner_token uuid, ids bigint[], attempts int[], strict boolean)
+ *		RETURNS int
+ *		Messages are done.
+ */
+PG_FUNCTION_INFO_V1(outbox_ack);
+Datum
+outbox_ack(PG_FUNCTION_ARGS)
+{
+	OutboxSettle settle = {.what = OUTBOX_ACK};
+
+	outbox_begin_call("outbox.ack()");
+	get_leases(fcinfo, 1, 2, &settle);
+	settle.strict = get_strict(fcinfo, 3);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.nack(owner_token uuid, ids bigint[], error text, delay interval,
+ *			   attempts int[], strict boolean, max_attempts int) RETURNS int
+ *		Messages could not be handled this time.
+ */
+PG_FUNCTION_INFO_V1(outbox_nack);
+Datum
+outbox_nack(PG_FUNCTION_ARGS)
+{
+	OutboxSettle settle = {.what = OUTBOX_NACK,.reason = OUTBOX_REASON_UNKNOWN};
+
+	outbox_begin_call("outbox.nack()");
+	get_leases(fcinfo, 1, 4, &settle);
+	settle.error = outbox_arg_text_or_null(fcinfo, 2);
+	settle.delay = outbox_arg_delay_or_null(fcinfo, 3, "delay");
+	settle.strict = get_strict(fcinfo, 5);
+	settle.max_attempts = outbox_arg_int(fcinfo, 6, "max_attempts", 0, 1,
+										 PG_INT32_MAX);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.fail(owner_token uuid, ids bigint[], error text, reason smallint,
+ *			   attempts int[], strict boolean) RETURNS int
+ *		Messages cannot be handled at all.
+ */
+PG_FUNCTION_INFO_V1(outbox_fail);
+Datum
+outbox_fail(PG_FUNCTION_ARGS)
+{
+	OutboxSettle settle = {.what = OUTBOX_FAIL,.reason = OUTBOX_REASON_UNKNOWN};
+
+	outbox_begin_call("outbox.fail()");
+	get_leases(fcinfo, 1, 4, &settle);
+	settle.error = outbox_arg_text_or_null(fcinfo, 2);
+	if (!PG_ARGISNULL(3))
+	{
+		settle.reason = PG_GETARG_INT16(3);
+		if (settle.reason < 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("reason must not be negative")));
+	}
+	settle.strict = get_strict(fcinfo, 5);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.renew(owner_token uuid, ids bigint[], lease_seconds int,
+ *				attempts int[]) RETURNS int
+ *		Leases are to last longer, counted from now.
+ */
+PG_FUNCTION_INFO_V1(outbox_renew);
+Datum
+outbox_renew(PG_FUNCTION_ARGS)
+{
+	OutboxSettle settle = {.what = OUTBOX_RENEW};
+
+	outbox_begin_call("outbox.renew()");
+	get_leases(fcinfo, 1, 3, &settle);
+	settle.lease_seconds = outbox_arg_int(fcinfo, 2, "lease_seconds",
+										  outbox_lease_seconds, 1,
+										  OUTBOX_MAX_LEASE_SECONDS);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.release(owner_token uuid, ids bigint[]) RETURNS int
+ *		Leases are given back; without ids, all of the owner's.
+ */
+PG_FUNCTION_INFO_V1(outbox_release);
+Datum
+outbox_release(PG_FUNCTION_ARGS)
+{
+	OutboxSettle settle = {.what = OUTBOX_RELEASE};
+
+	outbox_begin_call("outbox.release()");
+	if (PG_ARGISNULL(1))
+		PG_RETURN_INT32(outbox_release_all(outbox_arg_uuid(fcinfo, 0,
+														   "owner_token")));
+	get_leases(fcinfo, 1, -1, &settle);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.reap(batch_limit int) RETURNS int
+ *		Return messages whose leases have ended, and fail expired ones.
+ */
+PG_FUNCTION_INFO_V1(outbox_reap_messages);
+Datum
+outbox_reap_messages(PG_FUNCTION_ARGS)
+{
+	outbox_begin_call("outbox.reap()");
+	PG_RETURN_INT32(outbox_reap(outbox_arg_int(fcinfo, 0, "batch_limit",
+											   OUTBOX_MAX_BATCH, 1,
+											   PG_INT32_MAX)));
+}
+
+static int
+cmp_id(const void *a, const void *b)
+{
+	int64		ia = *(const int64 *) a;
+	int64		ib = *(const int64 *) b;
+
+	return ia < ib ? -1 : ia > ib;
+}
+
+/*
+ * outbox.requeue(ids bigint[]) RETURNS int
+ *		Put dead messages back into the queue.
+ */
+PG_FUNCTION_INFO_V1(outbox_requeue_messages);
+Datum
+outbox_requeue_messages(PG_FUNCTION_ARGS)
+{
+	Datum	   *values;
+	bool	   *isnull;
+	int64	   *ids;
+	int			nvalues;
+	int			nids = 0;
+	int			n = 0;
+
+	outbox_begin_call("outbox.requeue()");
+	outbox_arg_array(fcinfo, 0, "ids", INT8OID, &values, &isnull, &nvalues);
+	ids = palloc_array(int64, nvalues + 1);
+	for (int i = 0; i < nvalues; i++)
+	{
+		if (!isnull[i])
+			ids[nids++] = DatumGetInt64(values[i]);
+	}
+	qsort(ids, nids, sizeof(int64), cmp_id);
+	for (int i = 0; i < nids; i++)
+	{
+		if (n == 0 || ids[i] != ids[n - 1])
+			ids[n++] = ids[i];
+	}
+	PG_RETURN_INT32(outbox_requeue(ids, n));
+}

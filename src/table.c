@@ -1,0 +1,692 @@
+/*
+ * table.c
+ *	  The extension's own tables: which they are, and how their rows are
+ *	  written.
+ *
+ * A row is written in one of two ways.
+ *
+ * Directly: through the table and index access methods, as the executor
+ * would, but without a plan, an executor state or a lookup of what the last
+ * call has looked up already.  Nobody checks privileges then: the right to
+ * call the function is the right to do what it does.  The direct way is taken
+ * when the table is as the install script made it (see as_we_made_it).
+ *
+ * By SQL (table_sql.c): when somebody has put triggers, checks, columns,
+ * expression indexes or row level security on the table, so that all of these
+ * work as anywhere else.  The statement runs as the calling role, which then
+ * needs the rights on the table.
+ *
+ * What is known of a table is kept per backend and thrown away when its
+ * relcache entry is.
+ */
+#include "postgres.h"
+
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/index.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_class.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "nodes/primnodes.h"
+#include "storage/procarray.h"
+#include "utils/acl.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/rls.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "compat.h"
+#include "guc.h"
+#include "outbox.h"
+#include "table.h"
+#include "table_sql.h"
+
+/* Our triggers and constraints are called outbox_... */
+#define OUR_PREFIX "outbox_"
+
+/* What is known of one table; lives in its own memory context. */
+typedef struct OutboxTableInfo
+{
+	Oid			relid;			/* hash key */
+	bool		valid;
+	bool		direct;
+	MemoryContext context;
+	int			nindexes;
+	Oid		   *index_oids;
+	IndexInfo **index_infos;
+	AttrNumber *partial_on;		/* index only has rows where this is not null */
+	TupleDesc	desc;			/* our copy; made with the batch */
+	TupleTableSlot *batch[OUTBOX_BATCH_ROWS];
+} OutboxTableInfo;
+
+static HTAB *table_infos = NULL;
+static List *stale_contexts = NIL;
+
+static OutboxCatalog catalog;
+static bool catalog_valid = false;
+
+/* ---------------------------------------------------------------------- */
+/* The catalog                                                            */
+/* ---------------------------------------------------------------------- */
+
+static Oid
+find_relation(Oid namespace, const char *name)
+{
+	Oid			relid = get_relname_relid(name, namespace);
+
+	if (!OidIsValid(relid))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation \"%s.%s\" does not exist",
+						OUTBOX_SCHEMA, name),
+				 errhint("Create the extension anew, or run ALTER EXTENSION outbox UPDATE.")));
+	return relid;
+}
+
+static Oid
+relation_owner(Oid relid)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+	Oid			owner;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for relation %u", relid);
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	ReleaseSysCache(tuple);
+	return owner;
+}
+
+/* The relations of the extension in this database. */
+const OutboxCatalog *
+outbox_catalog(void)
+{
+	Oid			nsp;
+
+	if (likely(catalog_valid))
+		return &catalog;
+
+	nsp = get_namespace_oid(OUTBOX_SCHEMA, true);
+	if (!OidIsValid(nsp))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"outbox\" is not installed in this database"),
+				 errhint("Run CREATE EXTENSION outbox.")));
+	catalog.namespace = nsp;
+	catalog.sequence = find_relation(nsp, "message_id_seq");
+	catalog.queue = find_relation(nsp, "queue");
+	catalog.queue_pkey = find_relation(nsp, "queue_pkey");
+	catalog.queue_message_id = find_relation(nsp, "queue_message_id_key");
+	catalog.queue_ready = find_relation(nsp, "queue_ready_idx");
+	catalog.queue_stream = find_relation(nsp, "queue_stream_idx");
+	catalog.queue_expires = find_relation(nsp, "queue_expires_idx");
+	catalog.archive = find_relation(nsp, "archive");
+	catalog.dead = find_relation(nsp, "dead");
+	catalog.dead_pkey = find_relation(nsp, "dead_pkey");
+	catalog.dead_message_id = find_relation(nsp, "dead_message_id_key");
+	catalog.dedupe = find_relation(nsp, "dedupe");
+	catalog.dedupe_pkey = find_relation(nsp, "dedupe_pkey");
+	catalog.stream_doubts = find_relation(nsp, "stream_doubts");
+	catalog.stream_doubts_pkey = find_relation(nsp, "stream_doubts_pkey");
+	catalog.topics = find_relation(nsp, "topics");
+	catalog.owner = relation_owner(catalog.queue);
+	catalog_valid = true;
+	return &catalog;
+}
+
+static void
+forget_table(Datum arg, Oid relid)
+{
+	catalog_valid = false;
+	if (table_infos == NULL)
+		return;
+	if (OidIsValid(relid))
+	{
+		OutboxTableInfo *info = hash_search(table_infos, &relid, HASH_FIND, NULL);
+
+		if (info != NULL)
+			info->valid = false;
+	}
+	else
+	{
+		HASH_SEQ_STATUS seq;
+		OutboxTableInfo *info;
+
+		hash_seq_init(&seq, table_infos);
+		while ((info = hash_seq_search(&seq)) != NULL)
+			info->valid = false;
+	}
+}
+
+/* From _PG_init. */
+void
+outbox_table_init(void)
+{
+	CacheRegisterRelcacheCallback(forget_table, (Datum) 0);
+}
+
+/* What was replaced during the transaction can be in use until its end. */
+void
+outbox_table_xact_end(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, stale_contexts)
+		MemoryContextDelete(lfirst(lc));
+	list_free(stale_contexts);
+	stale_contexts = NIL;
+}
+
+/* ---------------------------------------------------------------------- */
+/* What is known of a table                                               */
+/* ---------------------------------------------------------------------- */
+
+/* Is this index predicate just "column is not null"?  Then which column? */
+static bool
+simple_predicate(List *predicate, AttrNumber *attnum)
+{
+	NullTest   *test;
+
+	*attnum = InvalidAttrNumber;
+	if (predicate == NIL)
+		return true;
+	test = linitial(predicate);
+	if (list_length(predicate) != 1 || !IsA(test, NullTest) ||
+		test->nulltesttype != IS_NOT_NULL || !IsA(test->arg, Var))
+		return false;
+	*attnum = ((Var *) test->arg)->varattno;
+	return true;
+}
+
+static bool
+simple_index(Relation index, const IndexInfo *info, AttrNumber *partial_on)
+{
+	Form_pg_index form = index->rd_index;
+
+	return form->indisvalid && form->indisready && !form->indcheckxmin &&
+		form->indimmediate && info->ii_Expressions == NIL &&
+		info->ii_ExclusionOps == NULL &&
+		index->rd_rel->relam == BTREE_AM_OID &&
+		simple_predicate(info->ii_Predicate, partial_on);
+}
+
+static bool
+only_our_triggers(const TriggerDesc *triggers, Oid namespace)
+{
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		const Trigger *trigger = &triggers->triggers[i];
+
+		if (strncmp(trigger->tgname, OUR_PREFIX, strlen(OUR_PREFIX)) != 0 ||
+			get_func_namespace(trigger->tgfoid) != namespace)
+			return false;
+	}
+	return true;
+}
+
+static bool
+only_our_constraints(const TupleConstr *constr)
+{
+	if (constr == NULL)
+		return true;
+	for (int i = 0; i < constr->num_check; i++)
+	{
+		if (strncmp(constr->check[i].ccname, OUR_PREFIX,
+					strlen(OUR_PREFIX)) != 0)
+			return false;
+	}
+	return !constr->has_generated_stored;
+}
+
+/*
+ * Can the table be written without the executor?  That is the case unless
+ * somebody has added something that only the executor knows to honour.
+ */
+static bool
+as_we_made_it(Relation rel, int natts, Oid namespace)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+
+	if (rel->rd_rel->relkind != RELKIND_RELATION ||
+		rel->rd_rel->relam != HEAP_TABLE_AM_OID ||
+		rel->rd_rules != NULL ||
+		desc->natts != natts)
+		return false;
+	for (int i = 0; i < natts; i++)
+	{
+		if (TupleDescAttr(desc, i)->attisdropped)
+			return false;
+	}
+	return only_our_constraints(desc->constr) &&
+		only_our_triggers(rel->trigdesc, namespace);
+}
+
+static void
+build_info(OutboxTableInfo *info, Relation rel, int natts)
+{
+	MemoryContext old;
+	List	   *index_oids;
+	ListCell   *lc;
+	int			n = 0;
+
+	info->context = AllocSetContextCreate(CacheMemoryContext,
+										  "outbox table",
+										  ALLOCSET_SMALL_SIZES);
+	info->direct = as_we_made_it(rel, natts, outbox_catalog()->namespace);
+	index_oids = RelationGetIndexList(rel);
+
+	old = MemoryContextSwitchTo(info->context);
+	info->nindexes = list_length(index_oids);
+	info->index_oids = palloc0_array(Oid, info->nindexes + 1);
+	info->index_infos = palloc0_array(IndexInfo *, info->nindexes + 1);
+	info->partial_on = palloc0_array(AttrNumber, info->nindexes + 1);
+	foreach(lc, index_oids)
+	{
+		Relation	index = index_open(lfirst_oid(lc), RowExclusiveLock);
+
+		info->index_oids[n] = lfirst_oid(lc);
+		info->index_infos[n] = BuildIndexInfo(index);
+		if (!simple_index(index, info->index_infos[n], &info->partial_on[n]))
+			info->direct = false;
+		index_close(index, NoLock);
+		n++;
+	}
+	MemoryContextSwitchTo(old);
+	list_free(index_oids);
+}
+
+static OutboxTableInfo *
+get_info(Relation rel, int natts)
+{
+	Oid			relid = RelationGetRelid(rel);
+	OutboxTableInfo *info;
+	bool		found;
+
+	if (table_infos == NULL)
+	{
+		HASHCTL		ctl = {.keysize = sizeof(Oid),
+			.entrysize = sizeof(OutboxTableInfo),
+		.hcxt = CacheMemoryContext};
+
+		table_infos = hash_create("outbox tables", 16, &ctl,
+								  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	}
+	info = hash_search(table_infos, &relid, HASH_ENTER, &found);
+	if (!found)
+	{
+		info->valid = false;
+		info->context = NULL;
+	}
+	while (!info->valid)
+	{
+		if (info->context != NULL)
+		{
+			MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+			stale_contexts = lappend(stale_contexts, info->context);
+			MemoryContextSwitchTo(old);
+			info->context = NULL;
+		}
+		/* an invalidation that comes in while we build sends us round again */
+		info->valid = true;
+		info->desc = NULL;
+		memset(info->batch, 0, sizeof(info->batch));
+		build_info(info, rel, natts);
+	}
+	return info;
+}
+
+/*
+ * Open a table for writing.  natts is how many columns it has if it is as we
+ * made it.
+ */
+void
+outbox_table_open(OutboxTable *table, Oid relid, int natts)
+{
+	Relation	rel = table_open(relid, RowExclusiveLock);
+	OutboxTableInfo *info = get_info(rel, natts);
+
+	table->rel = rel;
+	table->natts = natts;
+	table->info = info;
+	table->direct = info->direct && outbox_use_direct;
+	if (table->direct && rel->rd_rel->relrowsecurity)
+		table->direct = check_enable_rls(relid, InvalidOid, true) != RLS_ENABLED;
+	table->indexes = NULL;
+	if (table->direct && info->nindexes > 0)
+	{
+		table->indexes = palloc_array(Relation, info->nindexes);
+		for (int i = 0; i < info->nindexes; i++)
+			table->indexes[i] = index_open(info->index_oids[i],
+										   RowExclusiveLock);
+	}
+}
+
+/* The locks stay until the end of the transaction, as they should. */
+void
+outbox_table_close(OutboxTable *table)
+{
+	for (int i = 0; table->indexes != NULL && i < table->info->nindexes; i++)
+		index_close(table->indexes[i], NoLock);
+	table_close(table->rel, NoLock);
+}
+
+/* A slot to read rows into. */
+TupleTableSlot *
+outbox_table_slot(OutboxTable *table)
+{
+	return table_slot_create(table->rel, NULL);
+}
+
+/* A slot to make a row in; all null to begin with. */
+TupleTableSlot *
+outbox_table_new_row(OutboxTable *table)
+{
+	TupleTableSlot *row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel),
+												   &TTSOpsVirtual);
+
+	return ExecStoreAllNullTuple(row);
+}
+
+/*
+ * The i'th of OUTBOX_BATCH_ROWS slots for outbox_table_multi_insert, to store
+ * a heap tuple in.  They outlive the call: making a hundred slots for every
+ * batch would cost more than filling them.
+ */
+TupleTableSlot *
+outbox_table_batch_row(OutboxTable *table, int i)
+{
+	OutboxTableInfo *info = table->info;
+
+	if (info->batch[i] == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(info->context);
+
+		/* a copy, because a reference to the relcache's ends with us */
+		if (info->desc == NULL)
+			info->desc = CreateTupleDescCopyConstr(RelationGetDescr(table->rel));
+		info->batch[i] = MakeSingleTupleTableSlot(info->desc, &TTSOpsHeapTuple);
+		MemoryContextSwitchTo(old);
+	}
+	return info->batch[i];
+}
+
+/*
+ * Make "row" a copy of "old", to be changed and written as its next version.
+ * Values passed by reference stay where they are, in old's tuple.
+ */
+void
+outbox_new_row_from(TupleTableSlot *row, TupleTableSlot *old)
+{
+	int			natts = row->tts_tupleDescriptor->natts;
+
+	ExecClearTuple(row);
+	slot_getallattrs(old);
+	memcpy(row->tts_values, old->tts_values, natts * sizeof(Datum));
+	memcpy(row->tts_isnull, old->tts_isnull, natts * sizeof(bool));
+	ExecStoreVirtualTuple(row);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Writing rows                                                           */
+/* ---------------------------------------------------------------------- */
+
+/*
+ * Enter a row into the indexes.  For an update, "old" is the version before,
+ * from which the values that have not changed were copied.
+ */
+static void
+insert_index_entries(OutboxTable *table, TupleTableSlot *row,
+					 TupleTableSlot *old)
+{
+	OutboxTableInfo *info = table->info;
+
+	for (int i = 0; i < info->nindexes; i++)
+	{
+		IndexInfo  *index_info = info->index_infos[i];
+		AttrNumber	partial_on = info->partial_on[i];
+		Datum		values[INDEX_MAX_KEYS];
+		bool		isnull[INDEX_MAX_KEYS];
+		bool		unchanged = old != NULL;
+
+		if (partial_on != InvalidAttrNumber && slot_attisnull(row, partial_on))
+			continue;
+		for (int k = 0; k < index_info->ii_NumIndexAttrs; k++)
+		{
+			AttrNumber	attnum = index_info->ii_IndexAttrNumbers[k];
+
+			values[k] = slot_getattr(row, attnum, &isnull[k]);
+			unchanged = unchanged && values[k] == old->tts_values[attnum - 1];
+		}
+		index_insert(table->indexes[i], values, isnull, &row->tts_tid,
+					 table->rel,
+					 index_info->ii_Unique ? UNIQUE_CHECK_YES : UNIQUE_CHECK_NO,
+					 unchanged, index_info);
+	}
+}
+
+/* Insert a row; its tts_tid is set. */
+void
+outbox_table_insert(OutboxTable *table, TupleTableSlot *row)
+{
+	if (!table->direct)
+	{
+		outbox_sql_insert(table, row);
+		return;
+	}
+	table_tuple_insert(table->rel, row, GetCurrentCommandId(true), 0, NULL);
+	insert_index_entries(table, row, NULL);
+}
+
+void
+outbox_table_multi_insert(OutboxTable *table, TupleTableSlot **rows, int nrows)
+{
+	if (nrows == 0)
+		return;
+	if (!table->direct || nrows == 1)
+	{
+		for (int i = 0; i < nrows; i++)
+			outbox_table_insert(table, rows[i]);
+		return;
+	}
+	table_multi_insert(table->rel, rows, nrows, GetCurrentCommandId(true),
+					   0, NULL);
+	for (int i = 0; i < nrows; i++)
+		insert_index_entries(table, rows[i], NULL);
+}
+
+/*
+ * Who keeps us from changing this row?  A group of lockers has no single
+ * transaction to wait for: then nobody in particular.
+ */
+static TransactionId
+blocker_of(TupleTableSlot *old, const TM_FailureData *failure)
+{
+	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) old;
+
+	if ((slot->base.tuple->t_data->t_infomask & HEAP_XMAX_IS_MULTI) != 0 ||
+		!TransactionIdIsInProgress(failure->xmax))
+		return InvalidTransactionId;
+	return failure->xmax;
+}
+
+static OutboxRowResult
+row_result(TM_Result result, TupleTableSlot *old,
+		   const TM_FailureData *failure, TransactionId *blocker)
+{
+	switch (result)
+	{
+		case TM_Ok:
+			return OUTBOX_ROW_OK;
+		case TM_BeingModified:
+		case TM_WouldBlock:
+			if (blocker != NULL)
+				*blocker = blocker_of(old, failure);
+			return OUTBOX_ROW_LOCKED;
+		case TM_SelfModified:
+		case TM_Updated:
+		case TM_Deleted:
+			return OUTBOX_ROW_GONE;
+		default:
+			elog(ERROR, "unexpected result of a row change: %u", result);
+	}
+}
+
+/*
+ * Replace the row read into "old" by "row", made with outbox_new_row_from.
+ * Without "wait" a lock of somebody else is an answer, and *blocker tells
+ * whose it is.
+ */
+OutboxRowResult
+outbox_table_update(OutboxTable *table, TupleTableSlot *old,
+					TupleTableSlot *row, bool wait, TransactionId *blocker)
+{
+	OutboxUpdateIndexes update_indexes;
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+	TM_Result	result;
+
+	if (!table->direct)
+		return outbox_sql_update(table, old, row, wait, blocker);
+	result = table_tuple_update(table->rel, &old->tts_tid, row,
+								GetCurrentCommandId(true), InvalidSnapshot,
+								InvalidSnapshot, wait, &failure, &lockmode,
+								&update_indexes);
+	if (result == TM_Ok && OUTBOX_UPDATE_NEEDS_INDEXES(update_indexes))
+		insert_index_entries(table, row, old);
+	return row_result(result, old, &failure, blocker);
+}
+
+/* Delete the row read into "old". */
+OutboxRowResult
+outbox_table_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
+					TransactionId *blocker)
+{
+	TM_FailureData failure;
+	TM_Result	result;
+
+	if (!table->direct)
+		return outbox_sql_delete(table, old, wait, blocker);
+	result = table_tuple_delete(table->rel, &old->tts_tid,
+								GetCurrentCommandId(true), InvalidSnapshot,
+								InvalidSnapshot, wait, &failure, false);
+	return row_result(result, old, &failure, blocker);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Finding rows                                                           */
+/* ---------------------------------------------------------------------- */
+
+/* Prepare to look up rows by the first column of a unique index. */
+void
+outbox_probe_begin(OutboxProbe *probe, OutboxTable *table, Oid index)
+{
+	Oid			opfamily;
+	Oid			type;
+
+	probe->index = index_open(index, AccessShareLock);
+	opfamily = probe->index->rd_opfamily[0];
+	type = probe->index->rd_opcintype[0];
+	ScanKeyEntryInitialize(&probe->key, 0, 1, BTEqualStrategyNumber, type,
+						   probe->index->rd_indcollation[0],
+						   get_opcode(get_opfamily_member(opfamily, type, type,
+														  BTEqualStrategyNumber)),
+						   (Datum) 0);
+	InitDirtySnapshot(probe->snapshot);
+	probe->scan = outbox_index_beginscan(table->rel, probe->index,
+										 &probe->snapshot, 1);
+}
+
+void
+outbox_probe_end(OutboxProbe *probe)
+{
+	index_endscan(probe->scan);
+	index_close(probe->index, NoLock);
+}
+
+/*
+ * Find the row with this key, in its last version that is committed or our
+ * own.  *blocker is set to the transaction that is changing or deleting it.
+ *
+ * If there is no such row, *blocker is the transaction that has inserted one
+ * and not yet committed, if any.
+ */
+bool
+outbox_probe(OutboxProbe *probe, Datum key, TupleTableSlot *slot,
+			 TransactionId *blocker)
+{
+	probe->key.sk_argument = key;
+	for (;;)
+	{
+		TransactionId inserter = InvalidTransactionId;
+		TransactionId updater = InvalidTransactionId;
+
+		index_rescan(probe->scan, &probe->key, 1, NULL, 0);
+		while (index_getnext_slot(probe->scan, ForwardScanDirection, slot))
+		{
+			TransactionId xmin = probe->snapshot.xmin;
+
+			if (!TransactionIdIsValid(xmin))
+			{
+				*blocker = probe->snapshot.xmax;
+				return true;
+			}
+			if (outbox_row_is_update(slot))
+				updater = xmin;
+			else
+				inserter = xmin;
+		}
+
+		*blocker = inserter;
+		if (TransactionIdIsValid(inserter) || !TransactionIdIsValid(updater))
+			return false;
+
+		/*
+		 * Seeing only the new version of a row means that its transaction
+		 * ended while we looked: look again.
+		 */
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+/*
+ * The transaction in progress, not ours, that has inserted or is changing
+ * the row just read with this dirty snapshot.
+ */
+TransactionId
+outbox_row_writer(const SnapshotData *snapshot)
+{
+	return TransactionIdIsValid(snapshot->xmin) ?
+		snapshot->xmin : snapshot->xmax;
+}
+
+static HeapTupleHeader
+row_header(TupleTableSlot *slot)
+{
+	return ((BufferHeapTupleTableSlot *) slot)->base.tuple->t_data;
+}
+
+/* Was this version of the row written by our own transaction, and which? */
+bool
+outbox_row_is_own(TupleTableSlot *slot, TransactionId *xid)
+{
+	HeapTupleHeader header = row_header(slot);
+
+	if (HeapTupleHeaderXminCommitted(header))
+		return false;
+	*xid = HeapTupleHeaderGetXmin(header);
+	return TransactionIdIsCurrentTransactionId(*xid);
+}
+
+/* Is this version of the row not its first? */
+bool
+outbox_row_is_update(TupleTableSlot *slot)
+{
+	return (row_header(slot)->t_infomask & HEAP_UPDATED) != 0;
+}

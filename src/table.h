@@ -1,0 +1,207 @@
+/*
+ * table.h
+ *	  The extension's own tables: which they are, and how their rows are
+ *	  read and written.
+ */
+#ifndef OUTBOX_TABLE_H
+#define OUTBOX_TABLE_H
+
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/relscan.h"
+#include "executor/tuptable.h"
+#include "utils/relcache.h"
+#include "utils/snapshot.h"
+
+/*
+ * A live table: outbox.queue and its siblings.  What a claim changes comes
+ * first and has a fixed width, because a heap update logs what lies between
+ * the common beginning and the common end of the two versions.
+ */
+enum
+{
+	Q_ID = 1,
+	Q_LANE,
+	Q_READY_AT,
+	Q_NEXT_ATTEMPT_AT,
+	Q_UPDATED_AT,
+	Q_LOCKED_UNTIL,
+	Q_OWNER_TOKEN,
+	Q_ATTEMPTS,
+	Q_RETRY_COUNT,
+	Q_WAIVED,
+	Q_PROGRESS,
+	Q_STATUS,
+	Q_FAILURE_REASON,
+	Q_CREATED_AT,
+	Q_MESSAGE_ID,
+	Q_STREAM_SEQ,
+	Q_DUE_TIME,
+	Q_EXPIRES_AT,
+	Q_TENANT_ID,
+	Q_STREAM_ID,
+	Q_NAMESPACE,
+	Q_TOPIC,
+	Q_CORRELATION_ID,
+	Q_DEDUPE_KEY,
+	Q_HEADERS,
+	Q_LAST_ERROR,
+	Q_PAYLOAD,
+	Q_NATTS = Q_PAYLOAD
+};
+
+/* A history table: the partitions of outbox.archive, and outbox.dead. */
+enum
+{
+	H_ID = 1,
+	H_CREATED_AT,
+	H_PROCESSED_AT,
+	H_KEEP,
+	H_ATTEMPTS,
+	H_RETRY_COUNT,
+	H_PROGRESS,
+	H_FAILURE_REASON,
+	H_MESSAGE_ID,
+	H_PROCESSED_BY,
+	H_DUE_TIME,
+	H_EXPIRES_AT,
+	H_TENANT_ID,
+	H_STREAM_ID,
+	H_NAMESPACE,
+	H_TOPIC,
+	H_CORRELATION_ID,
+	H_DEDUPE_KEY,
+	H_HEADERS,
+	H_LAST_ERROR,
+	H_PAYLOAD,
+	H_NATTS = H_PAYLOAD
+};
+
+/* outbox.dedupe */
+enum
+{
+	D_KEY = 1,
+	D_MESSAGE_ID,
+	D_NATTS = D_MESSAGE_ID
+};
+
+/* outbox.stream_doubts */
+enum
+{
+	S_ID = 1,
+	S_WAITS_FOR,
+	S_STREAM_ID,
+	S_NATTS = S_STREAM_ID
+};
+
+/* The relations of the extension, looked up once per backend. */
+typedef struct OutboxCatalog
+{
+	Oid			namespace;
+	Oid			owner;
+	Oid			sequence;
+	Oid			queue;
+	Oid			queue_pkey;
+	Oid			queue_message_id;
+	Oid			queue_ready;
+	Oid			queue_stream;
+	Oid			queue_expires;
+	Oid			archive;
+	Oid			dead;
+	Oid			dead_pkey;
+	Oid			dead_message_id;
+	Oid			dedupe;
+	Oid			dedupe_pkey;
+	Oid			stream_doubts;
+	Oid			stream_doubts_pkey;
+	Oid			topics;
+} OutboxCatalog;
+
+/* Rows are inserted in batches of at most this many. */
+#define OUTBOX_BATCH_ROWS 64
+
+/* A table opened for writing; close it before the end of the call. */
+typedef struct OutboxTable
+{
+	Relation	rel;
+	int			natts;			/* how many columns are ours */
+	struct OutboxTableInfo *info;
+	Relation   *indexes;
+	bool		direct;			/* may be written without the executor */
+} OutboxTable;
+
+typedef enum OutboxRowResult
+{
+	OUTBOX_ROW_OK,
+	OUTBOX_ROW_LOCKED,			/* by somebody, and we were not to wait */
+	OUTBOX_ROW_GONE,			/* changed or deleted since it was read */
+	OUTBOX_ROW_REFUSED			/* somebody's trigger would not have it */
+} OutboxRowResult;
+
+/* A search for one row by a unique index, seeing what is uncommitted. */
+typedef struct OutboxProbe
+{
+	Relation	index;
+	IndexScanDesc scan;
+	SnapshotData snapshot;
+	ScanKeyData key;
+} OutboxProbe;
+
+extern void outbox_table_init(void);
+extern void outbox_table_xact_end(void);
+
+extern const OutboxCatalog *outbox_catalog(void);
+
+extern void outbox_table_open(OutboxTable *table, Oid relid, int natts);
+extern void outbox_table_close(OutboxTable *table);
+extern TupleTableSlot *outbox_table_slot(OutboxTable *table);
+extern TupleTableSlot *outbox_table_new_row(OutboxTable *table);
+extern TupleTableSlot *outbox_table_batch_row(OutboxTable *table, int i);
+extern void outbox_new_row_from(TupleTableSlot *row, TupleTableSlot *old);
+
+extern void outbox_table_insert(OutboxTable *table, TupleTableSlot *row);
+extern void outbox_table_multi_insert(OutboxTable *table,
+									  TupleTableSlot **rows, int nrows);
+extern OutboxRowResult outbox_table_update(OutboxTable *table,
+										   TupleTableSlot *old,
+										   TupleTableSlot *row, bool wait,
+										   TransactionId *blocker);
+extern OutboxRowResult outbox_table_delete(OutboxTable *table,
+										   TupleTableSlot *old, bool wait,
+										   TransactionId *blocker);
+
+extern void outbox_probe_begin(OutboxProbe *probe, OutboxTable *table,
+							   Oid index);
+extern bool outbox_probe(OutboxProbe *probe, Datum key, TupleTableSlot *slot,
+						 TransactionId *blocker);
+extern void outbox_probe_end(OutboxProbe *probe);
+
+extern TransactionId outbox_row_writer(const SnapshotData *snapshot);
+extern bool outbox_row_is_own(TupleTableSlot *slot, TransactionId *xid);
+extern bool outbox_row_is_update(TupleTableSlot *slot);
+
+/* Read an attribute that is never null. */
+static inline Datum
+outbox_row_get(TupleTableSlot *slot, AttrNumber attnum)
+{
+	bool		isnull;
+
+	return slot_getattr(slot, attnum, &isnull);
+}
+
+static inline void
+outbox_row_set(TupleTableSlot *row, AttrNumber attnum, Datum value)
+{
+	row->tts_values[attnum - 1] = value;
+	row->tts_isnull[attnum - 1] = false;
+}
+
+static inline void
+outbox_row_set_null(TupleTableSlot *row, AttrNumber attnum)
+{
+	row->tts_values[attnum - 1] = (Datum) 0;
+	row->tts_isnull[attnum - 1] = true;
+}
+
+#endif							/* OUTBOX_TABLE_H */
