@@ -13,6 +13,7 @@ SQL_PARTS = $(addprefix src/sql/,$(shell cat src/sql/MANIFEST))
 DATA_built = $(EXTENSION)--$(EXTVERSION).sql
 DATA = $(wildcard src/sql/upgrade/$(EXTENSION)--*--*.sql)
 
+PG_CPPFLAGS = -DOUTBOX_VERSION='"$(EXTVERSION)"'
 PGFILEDESC = "outbox - transactional outbox, work queue and fan-in joins"
 EXTRA_CLEAN = results/ output_iso/ tmp_check/ tmp_check_iso/ regression.diffs regression.out log/
 

@@ -21,7 +21,9 @@
 #include "utils/timestamp.h"
 
 #include "claim.h"
+#include "directory.h"
 #include "guc.h"
+#include "hint.h"
 #include "history.h"
 #include "key.h"
 #include "policy.h"
@@ -276,6 +278,9 @@ take(Claimer *claimer, TupleTableSlot *message, TransactionId *blocker)
 	if (result != OUTBOX_ROW_OK)
 		return result;
 
+	outbox_hint_remember(RelationGetRelid(claimer->queue.rel),
+						 DatumGetInt64(outbox_row_get(message, Q_ID)),
+						 &row->tts_tid);
 	if (moved)
 	{
 		OutboxKey	key = {claimer->now,

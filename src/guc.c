@@ -15,6 +15,7 @@
 #include "utils/timestamp.h"
 
 #include "guc.h"
+#include "directory.h"
 #include "lane.h"
 #include "outbox.h"
 

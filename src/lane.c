@@ -42,10 +42,7 @@
  * The tables are the truth.  A lane without a slot here is scanned from its
  * start, and so is every lane after a restart, once.
  *
- * Locks.  The directory lock guards which slot belongs to which lane, each
- * lane's lock what is remembered of it.  Directory before lane; never two
- * lanes; both held for microseconds, never while anything else is done.
- * Backends cache the address of a slot and check whose it is under its lock.
+ * Locking is described in directory.c.
  */
 #include "postgres.h"
 
@@ -56,19 +53,11 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "directory.h"
 #include "guc.h"
 #include "key.h"
 #include "lane.h"
-#include "shmem.h"
-
-/* Holes of one transaction this close to each other become one. */
-#define NEAR_IDS 64
-#define NEAR_USECS 5000
-
-/* A lane that still has something in it loses its slot after this time. */
-#define EVICT_AFTER_USECS (INT64CONST(600) * USECS_PER_SEC)
-
-#define SLOT_CACHE_SIZE 64
+#include "lane_state.h"
 
 /* A watch this backend holds, and the transaction depth that opened it. */
 typedef struct HeldWatch
@@ -87,8 +76,6 @@ typedef struct OwnClaim
 	TransactionId xid;
 } OwnClaim;
 
-static OutboxLane *slot_cache[SLOT_CACHE_SIZE];
-
 static HeldWatch *held_watches = NULL;
 static int	nheld_watches = 0;
 static int	max_held_watches = 0;
@@ -98,553 +85,8 @@ static int	nown_claims = 0;
 static int	max_own_claims = 0;
 
 /* ---------------------------------------------------------------------- */
-/* Layout                                                                 */
-/* ---------------------------------------------------------------------- */
-
-static int *
-directory_heads(OutboxShared *shared)
-{
-	return (int *) ((char *) shared + MAXALIGN(sizeof(OutboxShared)));
-}
-
-static OutboxLaneEntry *
-directory_entries(OutboxShared *shared)
-{
-	return (OutboxLaneEntry *) ((char *) directory_heads(shared) +
-								MAXALIGN(shared->nheads * sizeof(int)));
-}
-
-static OutboxLane *
-directory_lanes(OutboxShared *shared)
-{
-	return (OutboxLane *) ((char *) directory_entries(shared) +
-						   MAXALIGN(shared->nlanes * sizeof(OutboxLaneEntry)));
-}
-
-/* Whose slot is this?  The caller holds its lock, or the directory's. */
-static OutboxLaneEntry *
-entry_of(const OutboxLane *slot)
-{
-	OutboxShared *shared = outbox_shmem();
-
-	return &directory_entries(shared)[slot - directory_lanes(shared)];
-}
-
-static int
-heads_for(int nlanes)
-{
-	int			nheads = 64;
-
-	while (nheads < nlanes)
-		nheads *= 2;
-	return nheads;
-}
-
-Size
-outbox_lane_shmem_size(int nlanes)
-{
-	return MAXALIGN(sizeof(OutboxShared)) +
-		MAXALIGN(heads_for(nlanes) * sizeof(int)) +
-		MAXALIGN(nlanes * sizeof(OutboxLaneEntry)) +
-		(Size) nlanes * sizeof(OutboxLane);
-}
-
-static void
-reset_store(OutboxStoreState *store, Oid dbid, Oid relid)
-{
-	memset(store, 0, sizeof(OutboxStoreState));
-	store->dbid = dbid;
-	store->relid = relid;
-	store->doubts = 1;
-}
-
-void
-outbox_lane_shmem_init(OutboxShared *shared, int nlanes)
-{
-	int			tranche = LWLockNewTrancheId();
-	int		   *heads;
-	OutboxLaneEntry *entries;
-	OutboxLane *lanes;
-
-	shared->tranche = tranche;
-	shared->nlanes = nlanes;
-	shared->nheads = heads_for(nlanes);
-	LWLockInitialize(&shared->lock, tranche);
-	for (int i = 0; i < OUTBOX_MAX_STORES; i++)
-		reset_store(&shared->stores[i], InvalidOid, InvalidOid);
-	heads = directory_heads(shared);
-	for (int i = 0; i < shared->nheads; i++)
-		heads[i] = -1;
-	entries = directory_entries(shared);
-	lanes = directory_lanes(shared);
-	for (int i = 0; i < nlanes; i++)
-	{
-		entries[i].relid = InvalidOid;
-		entries[i].next = -1;
-		pg_atomic_init_u64(&entries[i].wake_at, 0);
-		pg_atomic_init_u64(&entries[i].last_used, 0);
-		LWLockInitialize(&lanes[i].lock, tranche);
-	}
-}
-
-static bool
-same_lane(const OutboxLaneEntry *entry, Oid relid, int64 lane)
-{
-	return entry->relid == relid && entry->lane == lane &&
-		entry->dbid == MyDatabaseId;
-}
-
-/* ---------------------------------------------------------------------- */
-/* The directory                                                          */
-/* ---------------------------------------------------------------------- */
-
-static uint32
-lane_hash(Oid dbid, Oid relid, int64 lane)
-{
-	uint64		h = (uint64) lane ^ ((uint64) relid << 32 | dbid);
-
-	h ^= h >> 31;
-	h *= UINT64CONST(0x9e3779b97f4a7c15);
-	return (uint32) (h >> 32);
-}
-
-static int *
-lane_head(OutboxShared *shared, Oid dbid, Oid relid, int64 lane)
-{
-	return &directory_heads(shared)[lane_hash(dbid, relid, lane) &
-									(shared->nheads - 1)];
-}
-
-/* Find a lane's slot.  The directory lock must be held. */
-static OutboxLane *
-find_slot(OutboxShared *shared, Oid relid, int64 lane)
-{
-	OutboxLaneEntry *entries = directory_entries(shared);
-	int			i = *lane_head(shared, MyDatabaseId, relid, lane);
-
-	while (i >= 0 && !same_lane(&entries[i], relid, lane))
-		i = entries[i].next;
-	return i < 0 ? NULL : &directory_lanes(shared)[i];
-}
-
-/* Find what is known of a live table.  The directory lock must be held. */
-static OutboxStoreState *
-find_store(OutboxShared *shared, Oid dbid, Oid relid)
-{
-	for (int i = 0; i < OUTBOX_MAX_STORES; i++)
-	{
-		if (shared->stores[i].relid == relid && shared->stores[i].dbid == dbid)
-			return &shared->stores[i];
-	}
-	return NULL;
-}
-
-/*
- * The same, taking a free place if need be, or that of the table whose lanes
- * were listed longest ago.  Exclusive directory lock.
- */
-static OutboxStoreState *
-make_store(OutboxShared *shared, Oid relid)
-{
-	OutboxStoreState *store = find_store(shared, MyDatabaseId, relid);
-
-	if (store != NULL)
-		return store;
-	store = &shared->stores[0];
-	for (int i = 1; i < OUTBOX_MAX_STORES; i++)
-	{
-		if (shared->stores[i].listed_at < store->listed_at)
-			store = &shared->stores[i];
-	}
-	reset_store(store, MyDatabaseId, relid);
-	store->listed_at = GetCurrentTimestamp();
-	return store;
-}
-
-/* From now on the table may have a lane that has no slot.  Exclusive lock. */
-static void
-note_miss(OutboxStoreState *store)
-{
-	store->complete = false;
-	store->misses++;
-}
-
-/* Could this lane lose its slot without anybody missing anything? */
-static bool
-lane_is_quiet(const OutboxLane *slot)
-{
-	return slot->next_due == PG_INT64_MAX && slot->leases_known &&
-		slot->nholes == 0 && slot->nbuckets == 0;
-}
-
-static bool
-lane_is_watched(const OutboxLane *slot)
-{
-	for (int i = 0; i < OUTBOX_MAX_WATCHES; i++)
-	{
-		if (slot->watch[i].used)
-			return true;
-	}
-	return false;
-}
-
-/*
- * Which slot can be given away: that of the lane that was not used for the
- * longest time, at once if the lane is quiet, else only after a while.
- */
-static int
-slot_to_evict(OutboxShared *shared)
-{
-	OutboxLaneEntry *entries = directory_entries(shared);
-	OutboxLane *lanes = directory_lanes(shared);
-	int			best = -1;
-	bool		best_quiet = false;
-	uint64		now = (uint64) GetCurrentTimestamp();
-
-	for (int i = 0; i < shared->nlanes; i++)
-	{
-		uint64		used = pg_atomic_read_u64(&entries[i].last_used);
-		bool		quiet;
-		bool		watched;
-
-		LWLockAcquire(&lanes[i].lock, LW_SHARED);
-		quiet = lane_is_quiet(&lanes[i]);
-		watched = lane_is_watched(&lanes[i]);
-		LWLockRelease(&lanes[i].lock);
-		if (watched || (!quiet && used + EVICT_AFTER_USECS > now))
-			continue;
-		if (best < 0 || (quiet && !best_quiet) ||
-			(quiet == best_quiet &&
-			 used < pg_atomic_read_u64(&entries[best].last_used)))
-		{
-			best = i;
-			best_quiet = quiet;
-		}
-	}
-	return best;
-}
-
-/*
- * Free a slot.  A table that loses one with something in it no longer has a
- * complete list of lanes.  Exclusive directory lock; false if none can go.
- */
-static bool
-evict_slot(OutboxShared *shared, int *freed)
-{
-	OutboxLaneEntry *entries = directory_entries(shared);
-	int			victim = slot_to_evict(shared);
-	OutboxLaneEntry *entry;
-	OutboxLane *slot;
-	OutboxStoreState *store;
-	int		   *link;
-
-	if (victim < 0)
-		return false;
-	entry = &entries[victim];
-	slot = &directory_lanes(shared)[victim];
-	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-	if (lane_is_watched(slot))
-	{
-		LWLockRelease(&slot->lock);
-		return false;
-	}
-	store = find_store(shared, entry->dbid, entry->relid);
-	if (store != NULL && !lane_is_quiet(slot))
-		note_miss(store);
-	link = lane_head(shared, entry->dbid, entry->relid, entry->lane);
-	while (*link != victim)
-		link = &entries[*link].next;
-	*link = entry->next;
-	entry->next = -1;
-	entry->relid = InvalidOid;
-	LWLockRelease(&slot->lock);
-	*freed = victim;
-	return true;
-}
-
-static bool
-free_slot(OutboxShared *shared, int *slot)
-{
-	OutboxLaneEntry *entries = directory_entries(shared);
-
-	for (int i = 0; i < shared->nlanes; i++)
-	{
-		if (!OidIsValid(entries[i].relid))
-		{
-			*slot = i;
-			return true;
-		}
-	}
-	return evict_slot(shared, slot);
-}
-
-/* Give a lane a slot.  Nothing is known of it yet, so all is to be scanned. */
-static OutboxLane *
-make_slot(OutboxShared *shared, Oid relid, int64 lane)
-{
-	OutboxLane *slot;
-	int			at;
-
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	slot = find_slot(shared, relid, lane);
-	if (slot == NULL && free_slot(shared, &at))
-	{
-		OutboxLaneEntry *entry = &directory_entries(shared)[at];
-		int		   *head = lane_head(shared, MyDatabaseId, relid, lane);
-
-		slot = &directory_lanes(shared)[at];
-		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-		entry->dbid = MyDatabaseId;
-		entry->relid = relid;
-		entry->lane = lane;
-		pg_atomic_write_u64(&entry->wake_at, (uint64) PG_INT64_MIN);
-		pg_atomic_write_u64(&entry->last_used, GetCurrentTimestamp());
-		slot->cursor = OUTBOX_KEY_MIN;
-		slot->next_due = PG_INT64_MIN;
-		slot->leases_known = false;
-		slot->nholes = 0;
-		slot->nbuckets = 0;
-		memset(slot->watch, 0, sizeof(slot->watch));
-		LWLockRelease(&slot->lock);
-
-		entry->next = *head;
-		*head = at;
-	}
-	else if (slot == NULL)
-		note_miss(make_store(shared, relid));
-	LWLockRelease(&shared->lock);
-	return slot;
-}
-
-/*
- * Find a lane's slot, making it if asked to, and lock it.  NULL if the lane
- * is not tracked.
- */
-static OutboxLane *
-lock_slot(Oid relid, int64 lane, bool make)
-{
-	OutboxShared *shared = outbox_shmem();
-	OutboxLane **cached;
-	OutboxLane *slot;
-
-	if (shared == NULL)
-		return NULL;
-	cached = &slot_cache[lane_hash(MyDatabaseId, relid, lane) % SLOT_CACHE_SIZE];
-	slot = *cached;
-	for (;;)
-	{
-		if (slot != NULL)
-		{
-			LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-			if (same_lane(entry_of(slot), relid, lane))
-			{
-				*cached = slot;
-				return slot;
-			}
-			LWLockRelease(&slot->lock);
-		}
-		LWLockAcquire(&shared->lock, LW_SHARED);
-		slot = find_slot(shared, relid, lane);
-		LWLockRelease(&shared->lock);
-		if (slot == NULL && make)
-			slot = make_slot(shared, relid, lane);
-		if (slot == NULL)
-			return NULL;
-	}
-}
-
-/* ---------------------------------------------------------------------- */
-/* Holes and buckets of a locked lane                                     */
-/* ---------------------------------------------------------------------- */
-
-/* A scan has to look again from key on. */
-static void
-lower_cursor(OutboxLane *slot, OutboxKey key)
-{
-	slot->cursor = outbox_key_min(slot->cursor, key);
-	slot->next_due = Min(slot->next_due, key.at);
-}
-
-static bool
-keys_near(OutboxKey a, OutboxKey b)
-{
-	OutboxKey	lo = outbox_key_min(a, b);
-	OutboxKey	hi = outbox_key_max(a, b);
-
-	return hi.at - lo.at <= NEAR_USECS &&
-		hi.id - lo.id <= NEAR_IDS && lo.id - hi.id <= NEAR_IDS;
-}
-
-/* Do two ranges overlap, or nearly? */
-static bool
-ranges_meet(OutboxKey alo, OutboxKey ahi, OutboxKey blo, OutboxKey bhi)
-{
-	if (outbox_key_lt(ahi, blo))
-		return keys_near(ahi, blo);
-	if (outbox_key_lt(bhi, alo))
-		return keys_near(bhi, alo);
-	return true;
-}
-
-/*
- * Of the holes of transactions that have several, merge the two that lie
- * closest.  The merged range covers more than it must, and is walked once
- * more when its transaction ends.
- */
-static bool
-merge_holes(OutboxLane *slot)
-{
-	int			best_a = -1;
-	int			best_b = -1;
-	int64		best_gap = PG_INT64_MAX;
-
-	for (int a = 0; a < slot->nholes; a++)
-	{
-		OutboxHole *ha = &slot->holes[a];
-
-		for (int b = a + 1; b < slot->nholes; b++)
-		{
-			OutboxHole *hb = &slot->holes[b];
-			int64		gap;
-
-			if (ha->xid != hb->xid || ha->claimed != hb->claimed)
-				continue;
-			gap = Max(hb->lo.at, ha->lo.at) - Min(ha->hi.at, hb->hi.at);
-			if (best_a < 0 || gap < best_gap)
-			{
-				best_a = a;
-				best_b = b;
-				best_gap = gap;
-			}
-		}
-	}
-	if (best_a < 0)
-		return false;
-	slot->holes[best_a].lo = outbox_key_min(slot->holes[best_a].lo,
-											slot->holes[best_b].lo);
-	slot->holes[best_a].hi = outbox_key_max(slot->holes[best_a].hi,
-											slot->holes[best_b].hi);
-	slot->holes[best_b] = slot->holes[--slot->nholes];
-	return true;
-}
-
-/* Remember a hole; false if there is no room for it. */
-static bool
-add_hole(OutboxLane *slot, const OutboxHole *hole)
-{
-	for (int i = slot->nholes - 1; i >= 0; i--)
-	{
-		OutboxHole *have = &slot->holes[i];
-
-		if (have->xid == hole->xid && have->claimed == hole->claimed &&
-			ranges_meet(have->lo, have->hi, hole->lo, hole->hi))
-		{
-			have->lo = outbox_key_min(have->lo, hole->lo);
-			have->hi = outbox_key_max(have->hi, hole->hi);
-			return true;
-		}
-	}
-	if (slot->nholes == OUTBOX_MAX_HOLES && !merge_holes(slot))
-		return false;
-	slot->holes[slot->nholes++] = *hole;
-	return true;
-}
-
-/* Merge the two neighbouring buckets whose keys lie closest. */
-static void
-merge_buckets(OutboxLane *slot)
-{
-	int			best = 0;
-	int64		best_gap = PG_INT64_MAX;
-
-	for (int i = 0; i + 1 < slot->nbuckets; i++)
-	{
-		int64		gap = slot->buckets[i + 1].lo.at - slot->buckets[i].hi.at;
-
-		if (gap < best_gap)
-		{
-			best = i;
-			best_gap = gap;
-		}
-	}
-	slot->buckets[best].due = Min(slot->buckets[best].due,
-								  slot->buckets[best + 1].due);
-	slot->buckets[best].lo = outbox_key_min(slot->buckets[best].lo,
-											slot->buckets[best + 1].lo);
-	slot->buckets[best].hi = outbox_key_max(slot->buckets[best].hi,
-											slot->buckets[best + 1].hi);
-	slot->nbuckets--;
-	memmove(&slot->buckets[best + 1], &slot->buckets[best + 2],
-			(slot->nbuckets - best - 1) * sizeof(OutboxBucket));
-}
-
-/*
- * Remember leases.  Those that end in the same second and lie close together
- * share a bucket, which is due when the first of them ends.
- */
-static void
-add_bucket(OutboxLane *slot, const OutboxBucket *bucket)
-{
-	int			at;
-
-	for (int i = slot->nbuckets - 1; i >= 0; i--)
-	{
-		OutboxBucket *have = &slot->buckets[i];
-
-		if (have->due / USECS_PER_SEC == bucket->due / USECS_PER_SEC &&
-			bucket->lo.at - have->hi.at <= USECS_PER_SEC &&
-			have->lo.at - bucket->hi.at <= USECS_PER_SEC)
-		{
-			/* the order by lo may suffer a little; only merging cares */
-			have->due = Min(have->due, bucket->due);
-			have->lo = outbox_key_min(have->lo, bucket->lo);
-			have->hi = outbox_key_max(have->hi, bucket->hi);
-			return;
-		}
-	}
-	if (slot->nbuckets == OUTBOX_MAX_BUCKETS)
-		merge_buckets(slot);
-	at = slot->nbuckets++;
-	while (at > 0 && outbox_key_lt(bucket->lo, slot->buckets[at - 1].lo))
-	{
-		slot->buckets[at] = slot->buckets[at - 1];
-		at--;
-	}
-	slot->buckets[at] = *bucket;
-}
-
-/* When will there be anything to do in this lane? */
-static void
-set_wake_at(OutboxLane *slot)
-{
-	TimestampTz wake_at = slot->next_due;
-
-	if (slot->nholes > 0 || !slot->leases_known)
-		wake_at = PG_INT64_MIN;
-	for (int i = 0; i < slot->nbuckets; i++)
-		wake_at = Min(wake_at, slot->buckets[i].due);
-	pg_atomic_write_u64(&entry_of(slot)->wake_at, (uint64) wake_at);
-}
-
-/* ---------------------------------------------------------------------- */
 /* Reports                                                                */
 /* ---------------------------------------------------------------------- */
-
-/* Owner lanes are few and short: we only remember which may exist. */
-static void
-report_owner_lane(Oid relid, int64 lane)
-{
-	OutboxShared *shared = outbox_shmem();
-	uint32		bit = (uint64) lane % OUTBOX_OWNER_BITS;
-	OutboxStoreState *store;
-
-	if (shared == NULL)
-		return;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	store = make_store(shared, relid);
-	store->owner_bits[bit / 64] |= UINT64CONST(1) << (bit % 64);
-	LWLockRelease(&shared->lock);
-}
 
 /*
  * Keys lo..hi were inserted into the ready index by transaction xid, and may
@@ -658,11 +100,11 @@ outbox_lane_report(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
 
 	if (!outbox_lane_is_topic(lane))
 	{
-		report_owner_lane(relid, lane);
+		outbox_directory_note_owner_lane(relid, lane);
 		return;
 	}
 
-	slot = lock_slot(relid, lane, true);
+	slot = outbox_directory_lock_lane(relid, lane, true);
 	if (slot == NULL)
 		return;
 	for (int i = 0; i < OUTBOX_MAX_WATCHES; i++)
@@ -675,11 +117,11 @@ outbox_lane_report(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
 		/* what lies above the cursor will be come across anyway */
 		OutboxHole	hole = {lo, outbox_key_min(hi, slot->cursor), xid, false};
 
-		if (!add_hole(slot, &hole))
-			lower_cursor(slot, lo);
+		if (!outbox_lane_add_hole(slot, &hole))
+			outbox_lane_lower_cursor(slot, lo);
 	}
 	slot->next_due = Min(slot->next_due, lo.at);
-	set_wake_at(slot);
+	outbox_lane_set_wake_at(slot);
 	LWLockRelease(&slot->lock);
 }
 
@@ -688,13 +130,13 @@ void
 outbox_lane_report_lease(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
 						 TimestampTz locked_until)
 {
-	OutboxLane *slot = lock_slot(relid, lane, false);
+	OutboxLane *slot = outbox_directory_lock_lane(relid, lane, false);
 	OutboxBucket bucket = {locked_until, lo, hi};
 
 	if (slot == NULL)
 		return;
-	add_bucket(slot, &bucket);
-	set_wake_at(slot);
+	outbox_lane_add_bucket(slot, &bucket);
+	outbox_lane_set_wake_at(slot);
 	LWLockRelease(&slot->lock);
 }
 
@@ -785,7 +227,7 @@ outbox_lane_begin(Oid relid, int64 lane, TimestampTz now, OutboxScanKind kind,
 	if (outbox_use_cursor && outbox_lane_is_topic(lane))
 	{
 		reserve_watch();
-		slot = lock_slot(relid, lane, true);
+		slot = outbox_directory_lock_lane(relid, lane, true);
 	}
 	scan->slot = slot;
 	if (slot == NULL)
@@ -795,7 +237,7 @@ outbox_lane_begin(Oid relid, int64 lane, TimestampTz now, OutboxScanKind kind,
 		return true;
 	}
 
-	pg_atomic_write_u64(&entry_of(slot)->last_used, (uint64) now);
+	pg_atomic_write_u64(&outbox_directory_entry(slot)->last_used, (uint64) now);
 	scan->cursor = slot->cursor;
 	if (kind == OUTBOX_SCAN_CLAIM)
 		scan->scan_main = slot->next_due <= now;
@@ -841,7 +283,7 @@ outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
 	{
 		last = &scan->found_holes[scan->nfound_holes - 1];
 		if (last->xid == xid && last->claimed == claimed &&
-			(claimed || keys_near(last->hi, key)))
+			(claimed || outbox_keys_near(last->hi, key)))
 		{
 			last->hi = outbox_key_max(last->hi, key);
 			return;
@@ -931,71 +373,17 @@ remember_own_claim(OutboxLaneScan *scan, TransactionId xid)
 		(OwnClaim) {scan->slot, scan->relid, scan->lane, xid};
 }
 
-/* Where in the lane's list is this very hole? */
-static int
-position_of_hole(const OutboxLane *slot, const OutboxHole *hole)
-{
-	for (int i = 0; i < slot->nholes; i++)
-	{
-		const OutboxHole *have = &slot->holes[i];
-
-		if (have->xid == hole->xid && have->claimed == hole->claimed &&
-			outbox_key_cmp(have->lo, hole->lo) == 0 &&
-			outbox_key_cmp(have->hi, hole->hi) == 0)
-			return i;
-	}
-	return -1;
-}
-
-static int
-position_of_bucket(const OutboxLane *slot, const OutboxBucket *bucket)
-{
-	for (int i = 0; i < slot->nbuckets; i++)
-	{
-		const OutboxBucket *have = &slot->buckets[i];
-
-		if (have->due == bucket->due &&
-			outbox_key_cmp(have->lo, bucket->lo) == 0 &&
-			outbox_key_cmp(have->hi, bucket->hi) == 0)
-			return i;
-	}
-	return -1;
-}
-
 /*
  * Take off the lane what the scan was told to look at and has looked at: what
- * lies below "done" altogether, of the rest the part below it.  What others
- * have changed meanwhile stays.
+ * lies below "done".  What others have changed meanwhile stays.
  */
 static void
 drop_examined(OutboxLane *slot, const OutboxLaneScan *scan, OutboxKey done)
 {
 	for (int i = 0; scan->kind == OUTBOX_SCAN_CLAIM && i < scan->nholes; i++)
-	{
-		int			at = position_of_hole(slot, &scan->holes[i]);
-
-		if (at < 0 || !outbox_key_lt(scan->holes[i].lo, done))
-			continue;
-		if (outbox_key_lt(scan->holes[i].hi, done))
-			slot->holes[at] = slot->holes[--slot->nholes];
-		else
-			slot->holes[at].lo = done;
-	}
+		outbox_lane_drop_hole(slot, &scan->holes[i], done);
 	for (int i = 0; scan->kind != OUTBOX_SCAN_LEASES && i < scan->nbuckets; i++)
-	{
-		int			at = position_of_bucket(slot, &scan->buckets[i]);
-
-		if (at < 0 || !outbox_key_lt(scan->buckets[i].lo, done))
-			continue;
-		if (outbox_key_lt(scan->buckets[i].hi, done))
-		{
-			slot->nbuckets--;
-			memmove(&slot->buckets[at], &slot->buckets[at + 1],
-					(slot->nbuckets - at) * sizeof(OutboxBucket));
-		}
-		else
-			slot->buckets[at].lo = done;
-	}
+		outbox_lane_drop_bucket(slot, &scan->buckets[i], done);
 }
 
 /*
@@ -1028,10 +416,10 @@ advance_cursor(OutboxLane *slot, const OutboxLaneScan *scan, OutboxKey done,
 		if (!outbox_key_lt(hole.lo, covered))
 			continue;
 		hole.hi = outbox_key_min(hole.hi, covered);
-		if (!add_hole(slot, &hole))
+		if (!outbox_lane_add_hole(slot, &hole))
 		{
 			target = outbox_key_min(target, hole.lo);
-			lower_cursor(slot, hole.lo);
+			outbox_lane_lower_cursor(slot, hole.lo);
 		}
 	}
 
@@ -1063,235 +451,22 @@ outbox_lane_finish(OutboxLaneScan *scan, TimestampTz now)
 	}
 
 	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-	if (same_lane(entry_of(slot), scan->relid, scan->lane))
+	if (outbox_directory_is_lane(slot, scan->relid, scan->lane))
 	{
 		drop_examined(slot, scan, done);
 		if (scan->kind != OUTBOX_SCAN_LEASES)
 			advance_cursor(slot, scan, done, now);
 		for (int i = 0; i < scan->nfound_leases; i++)
-			add_bucket(slot, &scan->found_leases[i]);
+			outbox_lane_add_bucket(slot, &scan->found_leases[i]);
 		if (scan->scan_main && scan->exhausted)
 			slot->leases_known = true;
 		if (scan->watch >= 0)
 			slot->watch[scan->watch].used = false;
-		set_wake_at(slot);
+		outbox_lane_set_wake_at(slot);
 	}
 	LWLockRelease(&slot->lock);
 	if (scan->watch >= 0)
 		forget_watch(slot, scan->watch);
-}
-
-/* ---------------------------------------------------------------------- */
-/* Which lanes are there?                                                 */
-/* ---------------------------------------------------------------------- */
-
-/* Does a lane pass a filter? */
-bool
-outbox_lane_wanted(const OutboxLaneFilter *filter, int64 lane)
-{
-	if (filter->namespace_hash != NULL &&
-		outbox_lane_namespace(lane) != *filter->namespace_hash)
-		return false;
-	if (filter->topic_hashes == NULL)
-		return true;
-	for (int i = 0; i < filter->ntopics; i++)
-	{
-		if (outbox_lane_topic(lane) == filter->topic_hashes[i])
-			return true;
-	}
-	return false;
-}
-
-/*
- * List the lanes that pass the filter and in which there may be something to
- * do by now.  False if we do not know them all: then the caller must list
- * them from the index (outbox_lanes_listing_*).
- */
-bool
-outbox_lanes_list(Oid relid, const OutboxLaneFilter *filter, TimestampTz now,
-				  OutboxScanKind kind, int64 **lanes, int *nlanes)
-{
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
-	OutboxStoreState *store;
-	OutboxLaneEntry *entries;
-	bool		complete;
-
-	*nlanes = 0;
-	if (shared == NULL)
-		return false;
-	*lanes = palloc(shared->nlanes * sizeof(int64));
-	entries = directory_entries(shared);
-
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	store = find_store(shared, MyDatabaseId, relid);
-	complete = store != NULL && store->complete;
-	for (int i = 0; complete && i < shared->nlanes; i++)
-	{
-		OutboxLaneEntry *entry = &entries[i];
-
-		if (entry->relid != relid || entry->dbid != MyDatabaseId ||
-			!outbox_lane_wanted(filter, entry->lane))
-			continue;
-		if (kind == OUTBOX_SCAN_LEASES ||
-			(TimestampTz) pg_atomic_read_u64(&entry->wake_at) <= now)
-			(*lanes)[(*nlanes)++] = entry->lane;
-	}
-	LWLockRelease(&shared->lock);
-	return complete;
-}
-
-/*
- * Somebody starts to list the lanes from the index.  What is in the index now
- * will be listed by them; what comes later is reported and makes its slot.
- */
-uint32
-outbox_lanes_listing_begin(Oid relid)
-{
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
-	OutboxStoreState *store;
-	uint32		ticket = 0;
-
-	if (shared == NULL)
-		return 0;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	store = make_store(shared, relid);
-	ticket = store->misses;
-	memset(store->owner_bits, 0, sizeof(store->owner_bits));
-	LWLockRelease(&shared->lock);
-	return ticket;
-}
-
-void
-outbox_lanes_listing_add(Oid relid, int64 lane)
-{
-	OutboxLane *slot;
-
-	if (!outbox_lane_is_topic(lane))
-	{
-		report_owner_lane(relid, lane);
-		return;
-	}
-	if (!outbox_use_cursor)
-		return;
-	slot = lock_slot(relid, lane, true);
-	if (slot != NULL)
-		LWLockRelease(&slot->lock);
-}
-
-void
-outbox_lanes_listing_end(Oid relid, uint32 ticket)
-{
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
-	OutboxStoreState *store;
-
-	if (shared == NULL)
-		return;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	store = find_store(shared, MyDatabaseId, relid);
-	if (store != NULL)
-	{
-		store->complete = store->misses == ticket;
-		store->owners_known = true;
-		store->listed_at = GetCurrentTimestamp();
-	}
-	LWLockRelease(&shared->lock);
-}
-
-/* Should the lanes be listed before anything else is done? */
-bool
-outbox_lanes_need_listing(Oid relid)
-{
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
-	OutboxStoreState *store;
-	bool		result;
-
-	if (shared == NULL)
-		return false;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	store = find_store(shared, MyDatabaseId, relid);
-	result = store == NULL || !store->owners_known;
-	LWLockRelease(&shared->lock);
-	return result;
-}
-
-/* May there be anything in this owner lane? */
-bool
-outbox_owner_lane_may_exist(Oid relid, int64 lane)
-{
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
-	OutboxStoreState *store;
-	bool		result = true;
-
-	if (shared == NULL)
-		return true;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	store = find_store(shared, MyDatabaseId, relid);
-	if (store != NULL && store->owners_known)
-	{
-		uint32		bit = (uint64) lane % OUTBOX_OWNER_BITS;
-
-		result = (store->owner_bits[bit / 64] >> (bit % 64)) & 1;
-	}
-	LWLockRelease(&shared->lock);
-	return result;
-}
-
-/* ---------------------------------------------------------------------- */
-/* Streams in doubt                                                       */
-/* ---------------------------------------------------------------------- */
-
-/* May outbox.stream_doubts have rows for this table? */
-bool
-outbox_doubts_may_exist(Oid relid, uint32 *seen)
-{
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
-	OutboxStoreState *store;
-	bool		result = true;
-
-	*seen = 0;
-	if (shared == NULL)
-		return true;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	store = find_store(shared, MyDatabaseId, relid);
-	if (store != NULL)
-	{
-		*seen = store->doubts;
-		result = store->doubts != store->doubts_none;
-	}
-	LWLockRelease(&shared->lock);
-	return result;
-}
-
-/* A row was inserted there. */
-void
-outbox_doubts_report(Oid relid)
-{
-	OutboxShared *shared = outbox_shmem();
-
-	if (shared == NULL)
-		return;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	make_store(shared, relid)->doubts++;
-	LWLockRelease(&shared->lock);
-}
-
-/*
- * When doubts_may_exist said "seen", there was no row, not even one that is
- * not committed yet.
- */
-void
-outbox_doubts_none(Oid relid, uint32 seen)
-{
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
-	OutboxStoreState *store;
-
-	if (shared == NULL)
-		return;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	store = find_store(shared, MyDatabaseId, relid);
-	if (store != NULL && seen != 0)
-		store->doubts_none = seen;
-	LWLockRelease(&shared->lock);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -1327,14 +502,14 @@ close_own_holes(void)
 		if (!TransactionIdDidCommit(own->xid))
 			continue;
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-		if (same_lane(entry_of(slot), own->relid, own->lane))
+		if (outbox_directory_is_lane(slot, own->relid, own->lane))
 		{
 			for (int h = slot->nholes - 1; h >= 0; h--)
 			{
 				if (slot->holes[h].claimed && slot->holes[h].xid == own->xid)
 					slot->holes[h] = slot->holes[--slot->nholes];
 			}
-			set_wake_at(slot);
+			outbox_lane_set_wake_at(slot);
 		}
 		LWLockRelease(&slot->lock);
 	}

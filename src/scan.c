@@ -27,6 +27,7 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "directory.h"
 #include "key.h"
 #include "scan.h"
 
@@ -209,7 +210,10 @@ of_interest(OutboxWalk *walk)
 	TransactionId own;
 	TimestampTz locked_until;
 
-	if (TransactionIdIsValid(outbox_row_writer(&walk->snapshot)))
+	/* a lease that somebody is changing is still there */
+	if (TransactionIdIsValid(walk->snapshot.xmin) ||
+		(TransactionIdIsValid(walk->snapshot.xmax) &&
+		 work->kind != OUTBOX_SCAN_LEASES))
 	{
 		outbox_lane_found_hole(work, walk->key, deciding_xid(walk), false);
 		return false;

@@ -5,6 +5,7 @@
 #ifndef OUTBOX_SCAN_H
 #define OUTBOX_SCAN_H
 
+#include "directory.h"
 #include "lane.h"
 #include "table.h"
 

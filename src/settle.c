@@ -21,6 +21,7 @@
 #include "utils/timestamp.h"
 
 #include "guc.h"
+#include "hint.h"
 #include "key.h"
 #include "lane.h"
 #include "policy.h"
@@ -36,6 +37,7 @@ typedef struct Settler
 	OutboxTable queue;
 	TimestampTz now;
 	OutboxProbe probe;
+	BlockNumber hint_end;
 	TupleTableSlot *slot;		/* the message at hand */
 	TupleTableSlot *row;		/* its next version */
 	OutboxHistory history;
@@ -267,9 +269,13 @@ settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 		Datum		stream;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!outbox_probe(&settler->probe, Int64GetDatum(lease->id),
-						  settler->slot, &blocker) ||
-			!lease_stands(settler, lease))
+		if (outbox_hint_fetch(&settler->queue, settler->hint_end, lease->id,
+							  settler->slot))
+			blocker = InvalidTransactionId;
+		else if (!outbox_probe(&settler->probe, Int64GetDatum(lease->id),
+							   settler->slot, &blocker))
+			return false;
+		if (!lease_stands(settler, lease))
 			return false;
 		if (TransactionIdIsValid(blocker))
 		{
@@ -325,6 +331,7 @@ begin_settler(Settler *settler, OutboxSettle *settle)
 	outbox_table_open(&settler->queue, outbox_catalog()->queue, Q_NATTS);
 	settler->slot = outbox_table_slot(&settler->queue);
 	settler->row = outbox_table_new_row(&settler->queue);
+	settler->hint_end = outbox_hint_end(&settler->queue);
 	outbox_probe_begin(&settler->probe, &settler->queue,
 					   outbox_catalog()->queue_pkey);
 	outbox_history_begin(&settler->history, settler->now);

@@ -16,6 +16,7 @@
 
 #include "access/parallel.h"
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "miscadmin.h"
 #include "storage/dsm.h"
 #include "storage/ipc.h"
@@ -24,6 +25,7 @@
 #include "utils/resowner.h"
 
 #include "guc.h"
+#include "directory.h"
 #include "lane.h"
 #include "shmem.h"
 
@@ -35,7 +37,8 @@
 #define SHMEM_NAME "outbox 1"
 
 static OutboxShared *shared_block = NULL;
-static bool shared_refused = false;
+static bool shared_ready = false;	/* it is there, or known not to be */
+static bool preloaded = false;
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
@@ -44,7 +47,7 @@ request_shmem(void)
 {
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
-	RequestAddinShmemSpace(outbox_lane_shmem_size(outbox_max_lanes));
+	RequestAddinShmemSpace(outbox_directory_size(outbox_max_lanes));
 }
 
 static void
@@ -57,10 +60,10 @@ start_shmem(void)
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	shared_block = ShmemInitStruct(SHMEM_NAME,
-								   outbox_lane_shmem_size(outbox_max_lanes),
+								   outbox_directory_size(outbox_max_lanes),
 								   &found);
 	if (!found)
-		outbox_lane_shmem_init(shared_block, outbox_max_lanes);
+		outbox_directory_init(shared_block, outbox_max_lanes);
 	LWLockRelease(AddinShmemInitLock);
 }
 
@@ -68,6 +71,7 @@ start_shmem(void)
 void
 outbox_shmem_preload(void)
 {
+	preloaded = true;
 	prev_shmem_request_hook = shmem_request_hook;
 	shmem_request_hook = request_shmem;
 	prev_shmem_startup_hook = shmem_startup_hook;
@@ -79,7 +83,7 @@ outbox_shmem_preload(void)
 static void
 init_segment(void *ptr)
 {
-	outbox_lane_shmem_init(ptr, OUTBOX_DEFAULT_LANES);
+	outbox_directory_init(ptr, OUTBOX_DEFAULT_LANES);
 }
 
 static OutboxShared *
@@ -88,7 +92,7 @@ attach_segment(void)
 	bool		found;
 
 	return GetNamedDSMSegment(SHMEM_NAME,
-							  outbox_lane_shmem_size(OUTBOX_DEFAULT_LANES),
+							  outbox_directory_size(OUTBOX_DEFAULT_LANES),
 							  init_segment, &found);
 }
 
@@ -97,7 +101,7 @@ attach_segment(void)
 static OutboxShared *
 attach_segment(void)
 {
-	Size		size = outbox_lane_shmem_size(OUTBOX_DEFAULT_LANES);
+	Size		size = outbox_directory_size(OUTBOX_DEFAULT_LANES);
 	dsm_handle *handle;
 	dsm_segment *segment;
 	bool		found;
@@ -111,7 +115,7 @@ attach_segment(void)
 		segment = dsm_create(size, DSM_CREATE_NULL_IF_MAXSEGMENTS);
 		if (segment != NULL)
 		{
-			outbox_lane_shmem_init(dsm_segment_address(segment),
+			outbox_directory_init(dsm_segment_address(segment),
 								   OUTBOX_DEFAULT_LANES);
 			dsm_pin_segment(segment);
 			*handle = dsm_segment_handle(segment);
@@ -169,12 +173,30 @@ attach_or_go_without(void)
 OutboxShared *
 outbox_shmem(void)
 {
-	if (likely(shared_block != NULL))
+	if (likely(shared_ready))
 		return shared_block;
-	if (shared_refused || !IsUnderPostmaster || IsInParallelMode() ||
-		!IsTransactionState())
+
+	/*
+	 * On a standby nobody reports what comes from the primary, and after a
+	 * promotion the memory must not know more than that: so nothing is
+	 * remembered before.
+	 */
+	if (!IsUnderPostmaster || RecoveryInProgress())
 		return NULL;
-	attach_or_go_without();
-	shared_refused = shared_block == NULL;
+	if (shared_block == NULL)
+	{
+		if (IsInParallelMode() || !IsTransactionState())
+			return NULL;
+		attach_or_go_without();
+	}
+	if (shared_block != NULL)
+		LWLockRegisterTranche(shared_block->tranche, "outbox");
+	shared_ready = true;
 	return shared_block;
+}
+
+bool
+outbox_preloaded(void)
+{
+	return preloaded;
 }

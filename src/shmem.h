@@ -11,5 +11,6 @@ struct OutboxShared;
 
 extern void outbox_shmem_preload(void);
 extern struct OutboxShared *outbox_shmem(void);
+extern bool outbox_preloaded(void);
 
 #endif							/* OUTBOX_SHMEM_H */

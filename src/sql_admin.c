@@ -4,7 +4,9 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "fmgr.h"
+#include "funcapi.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
@@ -12,6 +14,10 @@
 #include "args.h"
 #include "history.h"
 #include "key.h"
+#include "directory.h"
+#include "lane.h"
+#include "shmem.h"
+#include "table.h"
 
 /* outbox._partition_number(stream_id uuid, partition_count int) RETURNS int */
 PG_FUNCTION_INFO_V1(outbox_partition_number);
@@ -66,4 +72,31 @@ Datum
 outbox_message_is_kept_sql(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_BOOL(outbox_message_is_kept(PG_GETARG_UUID_P(0)));
+}
+
+/*
+ * outbox._library(OUT version text, OUT preloaded boolean, OUT lanes int,
+ *				   OUT lanes_in_use int, OUT direct boolean)
+ */
+PG_FUNCTION_INFO_V1(outbox_library);
+Datum
+outbox_library(PG_FUNCTION_ARGS)
+{
+	TupleDesc	desc;
+	Datum		values[5];
+	bool		isnull[5] = {false};
+	int			lanes;
+	int			in_use;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	outbox_lanes_count(&lanes, &in_use);
+	values[0] = CStringGetTextDatum(OUTBOX_VERSION);
+	values[1] = BoolGetDatum(outbox_preloaded());
+	values[2] = Int32GetDatum(lanes);
+	values[3] = Int32GetDatum(in_use);
+	values[4] = BoolGetDatum(outbox_table_is_direct(outbox_catalog()->queue,
+													Q_NATTS));
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, isnull)));
 }

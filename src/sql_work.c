@@ -17,6 +17,7 @@
 #include "claim.h"
 #include "guc.h"
 #include "requeue.h"
+#include "scan.h"
 #include "settle.h"
 #include "table.h"
 
@@ -325,4 +326,33 @@ outbox_requeue_messages(PG_FUNCTION_ARGS)
 			ids[n++] = ids[i];
 	}
 	PG_RETURN_INT32(outbox_requeue(ids, n));
+}
+
+static bool
+return_lease(OutboxWalk *walk, void *arg)
+{
+	ReturnSetInfo *rsinfo = arg;
+	Datum		id = Int64GetDatum(walk->key.id);
+	bool		isnull = false;
+
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, &id, &isnull);
+	return true;
+}
+
+/*
+ * outbox._leased_ids() RETURNS SETOF bigint
+ *		The messages in progress, found without reading those that are ready.
+ */
+PG_FUNCTION_INFO_V1(outbox_leased_ids);
+Datum
+outbox_leased_ids(PG_FUNCTION_ARGS)
+{
+	OutboxTable queue;
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	outbox_table_open_to_read(&queue, outbox_catalog()->queue);
+	outbox_walk_leases(&queue, GetCurrentTimestamp(), OUTBOX_SCAN_LEASES,
+					   return_lease, fcinfo->resultinfo);
+	outbox_table_close(&queue);
+	return (Datum) 0;
 }

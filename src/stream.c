@@ -44,6 +44,7 @@
 
 #include "compat.h"
 #include "key.h"
+#include "directory.h"
 #include "lane.h"
 #include "stream.h"
 #include "turn.h"

@@ -288,7 +288,7 @@ build_info(OutboxTableInfo *info, Relation rel, int natts)
 	info->partial_on = palloc0_array(AttrNumber, info->nindexes + 1);
 	foreach(lc, index_oids)
 	{
-		Relation	index = index_open(lfirst_oid(lc), RowExclusiveLock);
+		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
 
 		info->index_oids[n] = lfirst_oid(lc);
 		info->index_infos[n] = BuildIndexInfo(index);
@@ -366,6 +366,25 @@ outbox_table_open(OutboxTable *table, Oid relid, int natts)
 			table->indexes[i] = index_open(info->index_oids[i],
 										   RowExclusiveLock);
 	}
+}
+
+/* Is this table as we made it? */
+bool
+outbox_table_is_direct(Oid relid, int natts)
+{
+	Relation	rel = table_open(relid, AccessShareLock);
+	bool		direct = get_info(rel, natts)->direct;
+
+	table_close(rel, AccessShareLock);
+	return direct;
+}
+
+/* Open a table only to read it. */
+void
+outbox_table_open_to_read(OutboxTable *table, Oid relid)
+{
+	memset(table, 0, sizeof(OutboxTable));
+	table->rel = table_open(relid, AccessShareLock);
 }
 
 /* The locks stay until the end of the transaction, as they should. */

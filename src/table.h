@@ -153,7 +153,9 @@ extern void outbox_table_xact_end(void);
 
 extern const OutboxCatalog *outbox_catalog(void);
 
+extern bool outbox_table_is_direct(Oid relid, int natts);
 extern void outbox_table_open(OutboxTable *table, Oid relid, int natts);
+extern void outbox_table_open_to_read(OutboxTable *table, Oid relid);
 extern void outbox_table_close(OutboxTable *table);
 extern TupleTableSlot *outbox_table_slot(OutboxTable *table);
 extern TupleTableSlot *outbox_table_new_row(OutboxTable *table);

@@ -25,6 +25,9 @@ CREATE TABLE outbox.archive (
     payload        text        NOT NULL
 ) PARTITION BY RANGE (keep, processed_at);
 
+CREATE INDEX archive_id_idx ON outbox.archive (id)
+    WITH (deduplicate_items = off);
+
 CREATE INDEX archive_message_id_idx ON outbox.archive (message_id)
     WITH (deduplicate_items = off);
 

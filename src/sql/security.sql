@@ -5,3 +5,128 @@ REVOKE ALL ON ALL TABLES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON TYPE outbox.message, outbox.enqueue_result FROM PUBLIC;
+
+-- grant_producer(role)
+--     Lets a role enqueue, and nothing else: it cannot read a message.
+CREATE FUNCTION outbox.grant_producer(role regrole)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._grant(role, ARRAY[
+        'enqueue', 'try_enqueue', 'enqueue_many', 'enqueue_batch'], '{}');
+END
+$$;
+
+COMMENT ON FUNCTION outbox.grant_producer(regrole) IS
+    'Lets a role enqueue messages.';
+
+-- grant_worker(role)
+--     Lets a role take messages and settle them.
+CREATE FUNCTION outbox.grant_worker(role regrole)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._grant(role, ARRAY[
+        'claim', 'ack', 'nack', 'abandon', 'fail', 'renew', 'release',
+        'reap', 'reap_expired', 'status_name'], '{}');
+END
+$$;
+
+COMMENT ON FUNCTION outbox.grant_worker(regrole) IS
+    'Lets a role take messages and settle them.';
+
+-- grant_monitor(role)
+--     Lets a role see what is going on, but no payload, no headers and no
+--     error texts.
+CREATE FUNCTION outbox.grant_monitor(role regrole)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    harmless text;
+BEGIN
+    PERFORM outbox._grant(role, ARRAY['status_name', 'status', '_partition_number', '_leased_ids'],
+                          ARRAY['topic_stats', 'leases', 'topics']);
+    FOR harmless IN
+        SELECT format('GRANT SELECT (%s) ON outbox.%I TO %s',
+                      string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),
+                      c.relname, role)
+          FROM pg_class c
+          JOIN pg_attribute a ON a.attrelid = c.oid
+         WHERE c.relnamespace = 'outbox'::regnamespace
+           AND c.relname IN ('messages', 'dead_letters', 'stream_heads')
+           AND a.attnum > 0
+           AND NOT a.attisdropped
+           AND a.attname NOT IN ('payload', 'headers', 'last_error')
+         GROUP BY c.relname
+    LOOP
+        EXECUTE harmless;
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.grant_monitor(regrole) IS
+    'Lets a role see what is going on, but no payloads.';
+
+-- grant_admin(role)
+--     Lets a role do all that the extension offers, and read everything. It
+--     does not let it write the tables.
+CREATE FUNCTION outbox.grant_admin(role regrole)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._grant(
+        role,
+        ARRAY(SELECT p.proname
+                FROM pg_proc p
+               WHERE p.pronamespace = 'outbox'::regnamespace
+                 AND (p.proname !~ '^(_|grant_)' OR p.proname IN ('_partition_number', '_leased_ids'))),
+        ARRAY(SELECT c.relname
+                FROM pg_class c
+               WHERE c.relnamespace = 'outbox'::regnamespace
+                 AND c.relkind IN ('r', 'p', 'v')
+                 AND NOT c.relispartition));
+END
+$$;
+
+COMMENT ON FUNCTION outbox.grant_admin(regrole) IS
+    'Lets a role do all that the extension offers.';
+
+CREATE FUNCTION outbox._grant(role regrole, functions text[], relations text[])
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    grantable text;
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA outbox TO %s', role);
+    FOR grantable IN
+        SELECT format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure, role)
+          FROM pg_proc p
+         WHERE p.pronamespace = 'outbox'::regnamespace
+           AND p.proname = ANY (functions)
+         UNION ALL
+        SELECT format('GRANT SELECT ON outbox.%I TO %s', r, role)
+          FROM unnest(relations) r
+    LOOP
+        EXECUTE grantable;
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._grant(regrole, text[], text[]) IS
+    'What the grant functions have in common.';
+
+REVOKE ALL ON FUNCTION
+    outbox.grant_producer(regrole), outbox.grant_worker(regrole),
+    outbox.grant_monitor(regrole), outbox.grant_admin(regrole),
+    outbox._grant(regrole, text[], text[])
+FROM PUBLIC;

@@ -111,11 +111,20 @@ COMMENT ON COLUMN outbox.dead_letters.created_at IS 'When it was enqueued.';
 COMMENT ON COLUMN outbox.dead_letters.failed_at IS 'When it failed.';
 COMMENT ON COLUMN outbox.dead_letters.failed_by IS 'The owner who failed it; null if nobody did.';
 
+CREATE FUNCTION outbox._leased_ids()
+RETURNS SETOF bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_leased_ids';
+
+COMMENT ON FUNCTION outbox._leased_ids() IS
+    'The messages in progress, found without reading those that are ready.';
+
 CREATE VIEW outbox.leases AS
-SELECT id, message_id, namespace, topic, stream_id, owner_token, attempts,
-       updated_at AS leased_at, locked_until, locked_until <= now() AS expired
-  FROM outbox.queue
- WHERE status = 1;
+SELECT q.id, q.message_id, q.namespace, q.topic, q.stream_id, q.owner_token,
+       q.attempts, q.updated_at AS leased_at, q.locked_until,
+       q.locked_until <= now() AS expired
+  FROM outbox._leased_ids() l(id)
+  JOIN outbox.queue q ON q.id = l.id AND q.status = 1;
 
 COMMENT ON VIEW outbox.leases IS 'Messages that are in progress.';
 COMMENT ON COLUMN outbox.leases.id IS 'The work item.';
@@ -164,3 +173,125 @@ COMMENT ON COLUMN outbox.stream_heads.attempts IS 'How often it was handed out.'
 COMMENT ON COLUMN outbox.stream_heads.next_attempt_at IS 'Not to be delivered before.';
 COMMENT ON COLUMN outbox.stream_heads.last_error IS 'What the worker said of the last failed attempt.';
 COMMENT ON COLUMN outbox.stream_heads.created_at IS 'When it was enqueued.';
+
+CREATE FUNCTION outbox._library(
+    OUT version      text,
+    OUT preloaded    boolean,
+    OUT lanes        integer,
+    OUT lanes_in_use integer,
+    OUT direct       boolean
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_library';
+
+COMMENT ON FUNCTION outbox._library() IS
+    'What the loaded library knows of itself.';
+
+-- status()
+--     One row for each thing that can be well or not.
+CREATE FUNCTION outbox.status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    library   record;
+    installed text;
+    stats     record;
+    holder    record;
+BEGIN
+    SELECT * INTO library FROM outbox._library();
+    SELECT e.extversion INTO installed FROM pg_extension e WHERE e.extname = 'outbox';
+    SELECT max(now() - s.oldest_ready_at) AS oldest,
+           coalesce(sum(s.expired), 0) AS expired,
+           coalesce(sum(s.dead), 0) AS dead
+      INTO stats
+      FROM outbox.topic_stats s;
+
+    component := 'version';
+    ok := library.version = installed;
+    status := installed;
+    detail := format('library %s, SQL %s', library.version, installed);
+    hint := CASE WHEN NOT ok THEN 'Restart the server if the library is new, or run ALTER EXTENSION outbox UPDATE.' END;
+    RETURN NEXT;
+
+    component := 'library';
+    ok := library.preloaded;
+    status := CASE WHEN ok THEN 'preloaded' ELSE 'loaded on demand' END;
+    detail := NULL;
+    hint := CASE WHEN NOT ok THEN 'Add outbox to shared_preload_libraries for background workers.' END;
+    RETURN NEXT;
+
+    component := 'shared memory';
+    ok := library.lanes > 0 AND library.lanes_in_use < library.lanes;
+    status := CASE WHEN library.lanes = 0 THEN 'none' WHEN ok THEN 'used' ELSE 'full' END;
+    detail := format('%s of %s lanes in use', library.lanes_in_use, library.lanes);
+    hint := CASE WHEN NOT ok THEN 'Claims scan topics without a lane from their start. Preload the library and raise outbox.max_lanes.' END;
+    RETURN NEXT;
+
+    component := 'queue table';
+    ok := library.direct;
+    status := CASE WHEN ok THEN 'written directly' ELSE 'written by SQL' END;
+    detail := NULL;
+    hint := CASE WHEN NOT ok THEN 'A trigger, check, column, rule, policy or index was added to outbox.queue; calls are slower, and their callers need rights on the table.' END;
+    RETURN NEXT;
+
+    component := 'queue indexes';
+    SELECT string_agg(DISTINCT i.indexrelid::regclass::text, ', ')
+      INTO detail
+      FROM pg_index i
+      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[])
+     WHERE i.indrelid = 'outbox.queue'::regclass
+       AND a.attname IN ('status', 'owner_token', 'locked_until', 'attempts', 'updated_at');
+    ok := detail IS NULL;
+    status := CASE WHEN ok THEN 'as they should be' ELSE 'in the way' END;
+    hint := CASE WHEN NOT ok THEN 'Claims cannot be HOT updates while a column that they change is indexed. Drop the index.' END;
+    RETURN NEXT;
+
+    component := 'oldest ready message';
+    ok := coalesce(stats.oldest < interval '5 minutes', true);
+    status := coalesce(date_trunc('milliseconds', stats.oldest)::text, 'none');
+    detail := NULL;
+    hint := CASE WHEN NOT ok THEN 'Are there workers for all topics? See outbox.topic_stats.' END;
+    RETURN NEXT;
+
+    component := 'expired leases';
+    ok := stats.expired = 0;
+    status := stats.expired::text;
+    hint := CASE WHEN NOT ok THEN 'Workers die or take too long. The messages will be handed out again.' END;
+    RETURN NEXT;
+
+    component := 'dead messages';
+    ok := stats.dead = 0;
+    status := stats.dead::text;
+    hint := CASE WHEN NOT ok THEN 'See outbox.dead_letters; outbox.requeue brings them back.' END;
+    RETURN NEXT;
+
+    component := 'xmin horizon';
+    SELECT h.who, h.xmin_age
+      INTO holder
+      FROM (SELECT format('session %s, %s', a.pid, a.state) AS who,
+                   age(a.backend_xmin) AS xmin_age
+              FROM pg_stat_activity a
+             WHERE a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()
+            UNION ALL
+            SELECT format('prepared transaction %L', x.gid), age(x.transaction)
+              FROM pg_prepared_xacts x
+            UNION ALL
+            SELECT format('replication slot %s', r.slot_name),
+                   greatest(age(r.xmin), age(r.catalog_xmin))
+              FROM pg_replication_slots r
+             WHERE r.xmin IS NOT NULL OR r.catalog_xmin IS NOT NULL) h
+     ORDER BY h.xmin_age DESC
+     LIMIT 1;
+    ok := coalesce(holder.xmin_age < 1000000, true);
+    status := CASE WHEN holder.who IS NULL THEN 'not held'
+                   ELSE format('%s transactions behind', holder.xmin_age) END;
+    detail := holder.who;
+    hint := CASE WHEN NOT ok THEN 'Finished rows cannot be removed while it is held. End the session, or drop the slot.' END;
+    RETURN NEXT;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.status() IS
+    'One row for each thing that can be well or not.';
