@@ -27,6 +27,7 @@
 #include "history.h"
 #include "key.h"
 #include "policy.h"
+#include "queue.h"
 #include "scan.h"
 #include "settle.h"
 #include "stream.h"
@@ -236,7 +237,7 @@ consider(Claimer *claimer, TupleTableSlot *message, TransactionId *writer)
 		return BURY_EXPIRED;
 	max_attempts = claim->max_attempts > 0 ? claim->max_attempts :
 		policy.max_attempts;
-	if (outbox_counted_attempts(message) >= max_attempts)
+	if (outbox_queue_counted_attempts(message) >= max_attempts)
 		return BURY_ATTEMPTS;
 	return consider_stream(claimer, message, writer);
 }
@@ -253,18 +254,16 @@ static OutboxRowResult
 take(Claimer *claimer, TupleTableSlot *message, TransactionId *blocker)
 {
 	TupleTableSlot *row = claimer->row;
-	int64		lane = DatumGetInt64(outbox_row_get(message, Q_LANE));
-	TimestampTz ready_at = DatumGetTimestampTz(outbox_row_get(message,
-															  Q_READY_AT));
-	bool		moved = !outbox_lane_is_topic(lane) || ready_at > claimer->now;
+	bool		moves =
+		!outbox_lane_is_topic(DatumGetInt64(outbox_row_get(message, Q_LANE))) ||
+		DatumGetTimestampTz(outbox_row_get(message, Q_READY_AT)) > claimer->now;
 	OutboxRowResult result;
 
 	outbox_new_row_from(row, message);
-	if (moved)
+	if (moves)
 	{
-		lane = outbox_topic_lane(DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
-								 DatumGetTextPP(outbox_row_get(message, Q_TOPIC)));
-		outbox_row_set(row, Q_LANE, Int64GetDatum(lane));
+		outbox_row_set(row, Q_LANE,
+					   Int64GetDatum(outbox_queue_topic_lane(message)));
 		outbox_row_set(row, Q_READY_AT, TimestampTzGetDatum(claimer->now));
 	}
 	outbox_row_set(row, Q_STATUS, Int16GetDatum(OUTBOX_IN_PROGRESS));
@@ -274,21 +273,18 @@ take(Claimer *claimer, TupleTableSlot *message, TransactionId *blocker)
 	outbox_row_set(row, Q_ATTEMPTS,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(message, Q_ATTEMPTS)) + 1));
 	outbox_row_set(row, Q_UPDATED_AT, TimestampTzGetDatum(claimer->now));
-	result = outbox_table_update(&claimer->queue, message, row, false, blocker);
+	if (moves)
+		result = outbox_queue_update(&claimer->queue, message, row, false,
+									 blocker);
+	else
+		result = outbox_table_update(&claimer->queue, message, row, false,
+									 blocker);
 	if (result != OUTBOX_ROW_OK)
 		return result;
 
 	outbox_hint_remember(RelationGetRelid(claimer->queue.rel),
 						 DatumGetInt64(outbox_row_get(message, Q_ID)),
 						 &row->tts_tid);
-	if (moved)
-	{
-		OutboxKey	key = {claimer->now,
-		DatumGetInt64(outbox_row_get(message, Q_ID))};
-
-		outbox_lane_report_lease(RelationGetRelid(claimer->queue.rel), lane,
-								 key, key, claimer->locked_until);
-	}
 	claimer->sink(row, claimer->arg);
 	claimer->ntaken++;
 	return OUTBOX_ROW_OK;
@@ -302,8 +298,8 @@ bury(Claimer *claimer, TupleTableSlot *message, OutboxReason reason,
 	OutboxOutcome outcome = {.status = OUTBOX_DEAD,.reason = reason};
 	OutboxRowResult result;
 
-	result = outbox_finish_message(&claimer->queue, &claimer->history, message,
-								   &outcome, false, blocker);
+	result = outbox_queue_finish(&claimer->queue, &claimer->history, message,
+								 &outcome, false, blocker);
 	if (result == OUTBOX_ROW_OK)
 		outbox_log("outbox claim: message " INT64_FORMAT " is dead, %s",
 				   DatumGetInt64(outbox_row_get(message, Q_ID)),

@@ -31,12 +31,16 @@
  *	   own and may still be rolled back, leaves a hole.  Holes are examined
  *	   again once their transaction has ended, whichever way; an abort, a
  *	   dead backend or a rolled back savepoint needs no callback.
- *	4. A claimed entry is a hole of the claiming transaction until it commits,
+ *	4. The old entry of a row that a transaction has moved or deleted is
+ *	   invisible to itself, and back when it rolls back.  So a transaction
+ *	   remembers such keys (outbox_lane_note_change), and its own scans leave
+ *	   holes for them.  For the same reason it never removes a hole of its own.
+ *	5. A claimed entry is a hole of the claiming transaction until it commits,
  *	   and lies in a bucket from then on.  A bucket goes away only when a scan
  *	   has looked at all of it, and has filed again what is leased still.
- *	5. What finds no room is looked at more often, not less: holes of one
+ *	6. What finds no room is looked at more often, not less: holes of one
  *	   transaction are merged, buckets too, and at last the cursor goes down.
- *	6. A row becomes claimable only by a new key in the index or by an aborted
+ *	7. A row becomes claimable only by a new key in the index or by an aborted
  *	   claim.  Nobody sets the status back in place.
  *
  * The tables are the truth.  A lane without a slot here is scanned from its
@@ -50,7 +54,6 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/procarray.h"
-#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "directory.h"
@@ -58,31 +61,7 @@
 #include "key.h"
 #include "lane.h"
 #include "lane_state.h"
-
-/* A watch this backend holds, and the transaction depth that opened it. */
-typedef struct HeldWatch
-{
-	OutboxLane *slot;
-	int			watch;
-	int			nest_level;
-} HeldWatch;
-
-/* A hole of our own claims, to be closed when we commit. */
-typedef struct OwnClaim
-{
-	OutboxLane *slot;
-	Oid			relid;
-	int64		lane;
-	TransactionId xid;
-} OwnClaim;
-
-static HeldWatch *held_watches = NULL;
-static int	nheld_watches = 0;
-static int	max_held_watches = 0;
-
-static OwnClaim *own_claims = NULL;
-static int	nown_claims = 0;
-static int	max_own_claims = 0;
+#include "lane_xact.h"
 
 /* ---------------------------------------------------------------------- */
 /* Reports                                                                */
@@ -154,42 +133,8 @@ take_watch(OutboxLane *slot, OutboxLaneScan *scan)
 		slot->watch[i].used = true;
 		slot->watch[i].low = OUTBOX_KEY_MAX;
 		scan->watch = i;
-		held_watches[nheld_watches++] =
-			(HeldWatch) {slot, i, GetCurrentTransactionNestLevel()};
+		outbox_lane_hold_watch(slot, i);
 		return;
-	}
-}
-
-static void
-forget_watch(OutboxLane *slot, int watch)
-{
-	for (int i = nheld_watches - 1; i >= 0; i--)
-	{
-		if (held_watches[i].slot == slot && held_watches[i].watch == watch)
-		{
-			held_watches[i] = held_watches[--nheld_watches];
-			return;
-		}
-	}
-}
-
-/* Room for one more watch; nothing may be allocated under a lane's lock. */
-static void
-reserve_watch(void)
-{
-	if (nheld_watches < max_held_watches)
-		return;
-	if (held_watches == NULL)
-	{
-		max_held_watches = 16;
-		held_watches = MemoryContextAlloc(TopMemoryContext,
-										  max_held_watches * sizeof(HeldWatch));
-	}
-	else
-	{
-		max_held_watches *= 2;
-		held_watches = repalloc(held_watches,
-								max_held_watches * sizeof(HeldWatch));
 	}
 }
 
@@ -226,7 +171,7 @@ outbox_lane_begin(Oid relid, int64 lane, TimestampTz now, OutboxScanKind kind,
 
 	if (outbox_use_cursor && outbox_lane_is_topic(lane))
 	{
-		reserve_watch();
+		outbox_lane_reserve_watch();
 		slot = outbox_directory_lock_lane(relid, lane, true);
 	}
 	scan->slot = slot;
@@ -277,11 +222,10 @@ void
 outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
 					   bool claimed)
 {
-	OutboxHole *last;
-
 	if (scan->nfound_holes > 0)
 	{
-		last = &scan->found_holes[scan->nfound_holes - 1];
+		OutboxHole *last = &scan->found_holes[scan->nfound_holes - 1];
+
 		if (last->xid == xid && last->claimed == claimed &&
 			(claimed || outbox_keys_near(last->hi, key)))
 		{
@@ -289,6 +233,13 @@ outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
 			return;
 		}
 	}
+	outbox_lane_found_range(scan, &(OutboxHole) {key, key, xid, claimed});
+}
+
+/* Remember a hole, whatever its size. */
+void
+outbox_lane_found_range(OutboxLaneScan *scan, const OutboxHole *hole)
+{
 	if (scan->nfound_holes == scan->max_found_holes)
 	{
 		if (scan->max_found_holes == 0)
@@ -304,8 +255,7 @@ outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
 											  sizeof(OutboxHole));
 		}
 	}
-	scan->found_holes[scan->nfound_holes++] =
-		(OutboxHole) {key, key, xid, claimed};
+	scan->found_holes[scan->nfound_holes++] = *hole;
 }
 
 /* The scan took, or passed, a message that is leased until locked_until. */
@@ -345,43 +295,19 @@ outbox_lane_found_lease(OutboxLaneScan *scan, OutboxKey key,
 		(OutboxBucket) {locked_until, key, key};
 }
 
-/* Remember that our commit closes the claimed holes of xid in this lane. */
-static void
-remember_own_claim(OutboxLaneScan *scan, TransactionId xid)
-{
-	for (int i = 0; i < nown_claims; i++)
-	{
-		if (own_claims[i].slot == scan->slot && own_claims[i].xid == xid)
-			return;
-	}
-	if (nown_claims == max_own_claims)
-	{
-		if (own_claims == NULL)
-		{
-			max_own_claims = 16;
-			own_claims = MemoryContextAlloc(TopMemoryContext,
-											max_own_claims * sizeof(OwnClaim));
-		}
-		else
-		{
-			max_own_claims *= 2;
-			own_claims = repalloc(own_claims,
-								  max_own_claims * sizeof(OwnClaim));
-		}
-	}
-	own_claims[nown_claims++] =
-		(OwnClaim) {scan->slot, scan->relid, scan->lane, xid};
-}
-
 /*
  * Take off the lane what the scan was told to look at and has looked at: what
- * lies below "done".  What others have changed meanwhile stays.
+ * lies below "done".  What others have changed meanwhile stays, and so do our
+ * own holes: what we do not see in them may be there again when we roll back.
  */
 static void
 drop_examined(OutboxLane *slot, const OutboxLaneScan *scan, OutboxKey done)
 {
 	for (int i = 0; scan->kind == OUTBOX_SCAN_CLAIM && i < scan->nholes; i++)
-		outbox_lane_drop_hole(slot, &scan->holes[i], done);
+	{
+		if (!TransactionIdIsCurrentTransactionId(scan->holes[i].xid))
+			outbox_lane_drop_hole(slot, &scan->holes[i], done);
+	}
 	for (int i = 0; scan->kind != OUTBOX_SCAN_LEASES && i < scan->nbuckets; i++)
 		outbox_lane_drop_bucket(slot, &scan->buckets[i], done);
 }
@@ -444,10 +370,13 @@ outbox_lane_finish(OutboxLaneScan *scan, TimestampTz now)
 
 	if (slot == NULL)
 		return;
+	if (scan->kind != OUTBOX_SCAN_LEASES)
+		outbox_lane_add_own_changes(scan);
 	for (int i = 0; i < scan->nfound_holes; i++)
 	{
 		if (scan->found_holes[i].claimed)
-			remember_own_claim(scan, scan->found_holes[i].xid);
+			outbox_lane_remember_claim(slot, scan->relid, scan->lane,
+									   scan->found_holes[i].xid);
 	}
 
 	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
@@ -466,73 +395,5 @@ outbox_lane_finish(OutboxLaneScan *scan, TimestampTz now)
 	}
 	LWLockRelease(&slot->lock);
 	if (scan->watch >= 0)
-		forget_watch(slot, scan->watch);
-}
-
-/* ---------------------------------------------------------------------- */
-/* The end of a transaction                                               */
-/* ---------------------------------------------------------------------- */
-
-static void
-release_watches(int nest_level)
-{
-	for (int i = nheld_watches - 1; i >= 0; i--)
-	{
-		HeldWatch  *held = &held_watches[i];
-
-		if (held->nest_level < nest_level)
-			continue;
-		LWLockAcquire(&held->slot->lock, LW_EXCLUSIVE);
-		held->slot->watch[held->watch].used = false;
-		LWLockRelease(&held->slot->lock);
-		held_watches[i] = held_watches[--nheld_watches];
-	}
-}
-
-/* Our claims are final: close their holes. */
-static void
-close_own_holes(void)
-{
-	for (int i = 0; i < nown_claims; i++)
-	{
-		OwnClaim   *own = &own_claims[i];
-		OutboxLane *slot = own->slot;
-
-		/* a savepoint that was rolled back */
-		if (!TransactionIdDidCommit(own->xid))
-			continue;
-		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-		if (outbox_directory_is_lane(slot, own->relid, own->lane))
-		{
-			for (int h = slot->nholes - 1; h >= 0; h--)
-			{
-				if (slot->holes[h].claimed && slot->holes[h].xid == own->xid)
-					slot->holes[h] = slot->holes[--slot->nholes];
-			}
-			outbox_lane_set_wake_at(slot);
-		}
-		LWLockRelease(&slot->lock);
-	}
-}
-
-/*
- * The transaction is over: committed, or aborted or prepared.  In the latter
- * two cases our holes stay; the next scan that finds their transaction ended
- * looks into them.
- */
-void
-outbox_lane_xact_end(bool committed)
-{
-	if (nheld_watches > 0)
-		release_watches(0);
-	if (committed && nown_claims > 0)
-		close_own_holes();
-	nown_claims = 0;
-}
-
-void
-outbox_lane_subxact_abort(void)
-{
-	if (nheld_watches > 0)
-		release_watches(GetCurrentTransactionNestLevel());
+		outbox_lane_drop_watch(slot, scan->watch);
 }

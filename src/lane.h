@@ -56,6 +56,8 @@ extern bool outbox_lane_begin(Oid relid, int64 lane, TimestampTz now,
 							  OutboxScanKind kind, OutboxLaneScan *scan);
 extern void outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key,
 								   TransactionId xid, bool claimed);
+extern void outbox_lane_found_range(OutboxLaneScan *scan,
+									const OutboxHole *hole);
 extern void outbox_lane_found_lease(OutboxLaneScan *scan, OutboxKey key,
 									TimestampTz locked_until);
 extern void outbox_lane_finish(OutboxLaneScan *scan, TimestampTz now);
@@ -64,8 +66,5 @@ extern void outbox_lane_report(Oid relid, int64 lane, OutboxKey lo,
 							   OutboxKey hi, TransactionId xid);
 extern void outbox_lane_report_lease(Oid relid, int64 lane, OutboxKey lo,
 									 OutboxKey hi, TimestampTz locked_until);
-
-extern void outbox_lane_xact_end(bool committed);
-extern void outbox_lane_subxact_abort(void);
 
 #endif							/* OUTBOX_LANE_H */

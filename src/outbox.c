@@ -12,6 +12,7 @@
 #include "guc.h"
 #include "history.h"
 #include "lane.h"
+#include "lane_xact.h"
 #include "policy.h"
 #include "shmem.h"
 #include "table.h"

@@ -19,8 +19,8 @@
 
 #include "compat.h"
 #include "guc.h"
-#include "lane.h"
 #include "policy.h"
+#include "queue.h"
 #include "scan.h"
 #include "settle.h"
 #include "stream.h"
@@ -42,28 +42,19 @@ bury(Reaper *reaper, TupleTableSlot *message, OutboxReason reason,
 {
 	OutboxOutcome outcome = {.status = OUTBOX_DEAD,.reason = reason};
 
-	return outbox_finish_message(&reaper->queue, &reaper->history, message,
-								 &outcome, false, blocker);
+	return outbox_queue_finish(&reaper->queue, &reaper->history, message,
+							   &outcome, false, blocker);
 }
 
 static OutboxRowResult
 return_to_ready(Reaper *reaper, TupleTableSlot *message,
 				TransactionId *blocker)
 {
-	OutboxKey	key = {reaper->now,
-	DatumGetInt64(outbox_row_get(message, Q_ID))};
-	OutboxRowResult result;
-
-	outbox_make_ready(reaper->row, message, reaper->now, reaper->now);
+	outbox_queue_make_ready(reaper->row, message, reaper->now, reaper->now);
 	outbox_row_set(reaper->row, Q_FAILURE_REASON,
 				   Int16GetDatum(OUTBOX_REASON_EXPIRED));
-	result = outbox_table_update(&reaper->queue, message, reaper->row, false,
-								 blocker);
-	if (result == OUTBOX_ROW_OK)
-		outbox_lane_report(RelationGetRelid(reaper->queue.rel),
-						   DatumGetInt64(outbox_row_get(reaper->row, Q_LANE)),
-						   key, key, GetCurrentTransactionId());
-	return result;
+	return outbox_queue_update(&reaper->queue, message, reaper->row, false,
+							   blocker);
 }
 
 static bool
@@ -101,7 +92,7 @@ reap_lease(OutboxWalk *walk, void *arg)
 					  &policy);
 	if (message_has_expired(reaper, message))
 		result = bury(reaper, message, OUTBOX_REASON_EXPIRED, &blocker);
-	else if (outbox_counted_attempts(message) >= policy.max_attempts)
+	else if (outbox_queue_counted_attempts(message) >= policy.max_attempts)
 		result = bury(reaper, message, OUTBOX_REASON_MAX_ATTEMPTS, &blocker);
 	else
 		result = return_to_ready(reaper, message, &blocker);

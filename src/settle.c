@@ -25,6 +25,7 @@
 #include "key.h"
 #include "lane.h"
 #include "policy.h"
+#include "queue.h"
 #include "scan.h"
 #include "settle.h"
 #include "stream.h"
@@ -43,53 +44,6 @@ typedef struct Settler
 	OutboxHistory history;
 	OutboxStreamSet streams;	/* to be arranged at the end */
 } Settler;
-
-/* ---------------------------------------------------------------------- */
-/* Parts shared with claim.c and reap.c                                   */
-/* ---------------------------------------------------------------------- */
-
-/* The attempts that count towards the maximum. */
-int
-outbox_counted_attempts(TupleTableSlot *message)
-{
-	return DatumGetInt32(outbox_row_get(message, Q_ATTEMPTS)) -
-		DatumGetInt32(outbox_row_get(message, Q_WAIVED));
-}
-
-/* A message leaves the queue, for the archive or for the dead. */
-OutboxRowResult
-outbox_finish_message(OutboxTable *queue, OutboxHistory *history,
-					  TupleTableSlot *message, const OutboxOutcome *outcome,
-					  bool wait, TransactionId *blocker)
-{
-	OutboxRowResult result = outbox_table_delete(queue, message, wait, blocker);
-
-	if (result == OUTBOX_ROW_OK)
-		outbox_history_add(history, message, outcome);
-	return result;
-}
-
-/*
- * Make "row" the version of "message" in which it is nobody's, and can be
- * claimed from "at" on.
- */
-void
-outbox_make_ready(TupleTableSlot *row, TupleTableSlot *message,
-				  TimestampTz at, TimestampTz now)
-{
-	int64		lane =
-		outbox_topic_lane(DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
-						  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)));
-
-	outbox_new_row_from(row, message);
-	outbox_row_set(row, Q_LANE, Int64GetDatum(lane));
-	outbox_row_set(row, Q_READY_AT, TimestampTzGetDatum(at));
-	outbox_row_set(row, Q_NEXT_ATTEMPT_AT, TimestampTzGetDatum(at));
-	outbox_row_set(row, Q_UPDATED_AT, TimestampTzGetDatum(now));
-	outbox_row_set(row, Q_STATUS, Int16GetDatum(OUTBOX_READY));
-	outbox_row_set_null(row, Q_OWNER_TOKEN);
-	outbox_row_set_null(row, Q_LOCKED_UNTIL);
-}
 
 /* ---------------------------------------------------------------------- */
 /* Finding leases                                                         */
@@ -138,24 +92,8 @@ finish(Settler *settler, OutboxStatus status, OutboxReason reason)
 		.processed_by = &settler->settle->owner,
 	};
 
-	return outbox_finish_message(&settler->queue, &settler->history,
-								 settler->slot, &outcome, true, NULL);
-}
-
-/* Write the new version in which the message can be claimed from "at" on. */
-static OutboxRowResult
-write_ready(Settler *settler, TimestampTz at)
-{
-	OutboxKey	key = {at, DatumGetInt64(outbox_row_get(settler->slot, Q_ID))};
-	OutboxRowResult result;
-
-	result = outbox_table_update(&settler->queue, settler->slot, settler->row,
-								 true, NULL);
-	if (result == OUTBOX_ROW_OK)
-		outbox_lane_report(RelationGetRelid(settler->queue.rel),
-						   DatumGetInt64(outbox_row_get(settler->row, Q_LANE)),
-						   key, key, GetCurrentTransactionId());
-	return result;
+	return outbox_queue_finish(&settler->queue, &settler->history,
+							   settler->slot, &outcome, true, NULL);
 }
 
 /* When is this message to be tried again? */
@@ -190,11 +128,11 @@ nack(Settler *settler)
 					  DatumGetTextPP(outbox_row_get(slot, Q_TOPIC)), &policy);
 	max_attempts = settle->max_attempts > 0 ? settle->max_attempts :
 		policy.max_attempts;
-	if (outbox_counted_attempts(slot) >= max_attempts)
+	if (outbox_queue_counted_attempts(slot) >= max_attempts)
 		return finish(settler, OUTBOX_DEAD, OUTBOX_REASON_MAX_ATTEMPTS);
 
 	at = retry_at(settler, &policy);
-	outbox_make_ready(settler->row, slot, at, settler->now);
+	outbox_queue_make_ready(settler->row, slot, at, settler->now);
 	outbox_row_set(settler->row, Q_RETRY_COUNT,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(slot, Q_RETRY_COUNT)) + 1));
 	outbox_row_set(settler->row, Q_FAILURE_REASON,
@@ -202,18 +140,20 @@ nack(Settler *settler)
 	if (settle->error != NULL)
 		outbox_row_set(settler->row, Q_LAST_ERROR,
 					   PointerGetDatum(settle->error));
-	return write_ready(settler, at);
+	return outbox_queue_update(&settler->queue, slot, settler->row, true,
+							   NULL);
 }
 
 static OutboxRowResult
 release(Settler *settler)
 {
-	outbox_make_ready(settler->row, settler->slot, settler->now, settler->now);
+	outbox_queue_make_ready(settler->row, settler->slot, settler->now, settler->now);
 	/* an attempt that was given back does not count */
 	outbox_row_set(settler->row, Q_WAIVED,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(settler->slot,
 															  Q_WAIVED)) + 1));
-	return write_ready(settler, settler->now);
+	return outbox_queue_update(&settler->queue, settler->slot, settler->row,
+							   true, NULL);
 }
 
 static OutboxRowResult
@@ -222,21 +162,13 @@ renew(Settler *settler)
 	TupleTableSlot *slot = settler->slot;
 	TimestampTz until = settler->now +
 		(TimestampTz) settler->settle->lease_seconds * USECS_PER_SEC;
-	OutboxKey	key = {DatumGetTimestampTz(outbox_row_get(slot, Q_READY_AT)),
-	DatumGetInt64(outbox_row_get(slot, Q_ID))};
-	OutboxRowResult result;
 
 	outbox_new_row_from(settler->row, slot);
 	outbox_row_set(settler->row, Q_LOCKED_UNTIL, TimestampTzGetDatum(until));
 	outbox_row_set(settler->row, Q_UPDATED_AT,
 				   TimestampTzGetDatum(settler->now));
-	result = outbox_table_update(&settler->queue, slot, settler->row, true,
-								 NULL);
-	if (result == OUTBOX_ROW_OK)
-		outbox_lane_report_lease(RelationGetRelid(settler->queue.rel),
-								 DatumGetInt64(outbox_row_get(slot, Q_LANE)),
-								 key, key, until);
-	return result;
+	return outbox_queue_update(&settler->queue, slot, settler->row, true,
+							   NULL);
 }
 
 static OutboxRowResult

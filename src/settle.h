@@ -5,9 +5,7 @@
 #ifndef OUTBOX_SETTLE_H
 #define OUTBOX_SETTLE_H
 
-#include "history.h"
 #include "outbox.h"
-#include "table.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
@@ -45,15 +43,5 @@ typedef struct OutboxSettle
 extern int	outbox_settle(OutboxSettle *settle);
 extern int	outbox_release_all(const pg_uuid_t *owner);
 extern int	outbox_reap(int limit);
-
-extern OutboxRowResult outbox_finish_message(OutboxTable *queue,
-											 OutboxHistory *history,
-											 TupleTableSlot *message,
-											 const OutboxOutcome *outcome,
-											 bool wait,
-											 TransactionId *blocker);
-extern int	outbox_counted_attempts(TupleTableSlot *message);
-extern void outbox_make_ready(TupleTableSlot *row, TupleTableSlot *message,
-							  TimestampTz at, TimestampTz now);
 
 #endif							/* OUTBOX_SETTLE_H */

@@ -46,6 +46,7 @@
 #include "key.h"
 #include "directory.h"
 #include "lane.h"
+#include "queue.h"
 #include "stream.h"
 #include "turn.h"
 
@@ -180,13 +181,6 @@ leave_doubt(OutboxTable *queue, const pg_uuid_t *stream, TransactionId writer)
 /* Arranging                                                              */
 /* ---------------------------------------------------------------------- */
 
-static int64
-topic_lane_of(TupleTableSlot *slot)
-{
-	return outbox_topic_lane(DatumGetTextPP(outbox_row_get(slot, Q_NAMESPACE)),
-							 DatumGetTextPP(outbox_row_get(slot, Q_TOPIC)));
-}
-
 /*
  * Put a waiting row where it belongs, taking its lease away if it has one.
  * False if somebody else has his hand on it.
@@ -196,7 +190,6 @@ put_row(OutboxTable *queue, TupleTableSlot *old, int64 lane,
 		TimestampTz ready_at, TimestampTz now, TransactionId *writer)
 {
 	TupleTableSlot *row = outbox_table_new_row(queue);
-	OutboxKey	key = {ready_at, DatumGetInt64(outbox_row_get(old, Q_ID))};
 	OutboxRowResult result;
 
 	outbox_new_row_from(row, old);
@@ -212,11 +205,8 @@ put_row(OutboxTable *queue, TupleTableSlot *old, int64 lane,
 		outbox_row_set_null(row, Q_OWNER_TOKEN);
 		outbox_row_set_null(row, Q_LOCKED_UNTIL);
 	}
-	result = outbox_table_update(queue, old, row, false, writer);
+	result = outbox_queue_update(queue, old, row, false, writer);
 	ExecDropSingleTupleTableSlot(row);
-	if (result == OUTBOX_ROW_OK && ready_at != DT_NOEND)
-		outbox_lane_report(RelationGetRelid(queue->rel), lane, key, key,
-						   GetCurrentTransactionId());
 	return result == OUTBOX_ROW_OK || result == OUTBOX_ROW_REFUSED;
 }
 
@@ -224,7 +214,7 @@ static bool
 park_row(OutboxTable *queue, TupleTableSlot *old, TimestampTz now,
 		 TransactionId *writer)
 {
-	return put_row(queue, old, topic_lane_of(old), DT_NOEND, now, writer);
+	return put_row(queue, old, outbox_queue_topic_lane(old), DT_NOEND, now, writer);
 }
 
 /* Put the first waiting row of a line into its lane, unless it is there. */
@@ -233,7 +223,7 @@ put_first(OutboxTable *queue, TupleTableSlot *first, const pg_uuid_t *holder,
 		  TimestampTz now, TransactionId *writer)
 {
 	int64		lane = holder != NULL ? outbox_owner_lane(holder) :
-		topic_lane_of(first);
+		outbox_queue_topic_lane(first);
 	TimestampTz next = DatumGetTimestampTz(outbox_row_get(first,
 														  Q_NEXT_ATTEMPT_AT));
 	TimestampTz ready = DatumGetTimestampTz(outbox_row_get(first, Q_READY_AT));

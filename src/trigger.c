@@ -21,6 +21,7 @@
 #include "enqueue.h"
 #include "key.h"
 #include "lane.h"
+#include "lane_xact.h"
 #include "stream.h"
 #include "table.h"
 #include "uuid7.h"
@@ -138,33 +139,58 @@ outbox_queue_insert(PG_FUNCTION_ARGS)
 	return PointerGetDatum(heap_form_tuple(desc, values, isnull));
 }
 
+static int64
+tuple_lane(HeapTuple tuple, TupleDesc desc)
+{
+	bool		isnull;
+
+	return DatumGetInt64(heap_getattr(tuple, Q_LANE, desc, &isnull));
+}
+
+static OutboxKey
+tuple_key(HeapTuple tuple, TupleDesc desc)
+{
+	bool		isnull;
+
+	return (OutboxKey)
+	{
+		DatumGetTimestampTz(heap_getattr(tuple, Q_READY_AT, desc, &isnull)),
+			DatumGetInt64(heap_getattr(tuple, Q_ID, desc, &isnull))
+	};
+}
+
 /*
  * outbox._queue_changed() RETURNS trigger
- *		After a row of the queue was inserted or updated: let the scans know
- *		where it lies now.
+ *		After a row of the queue was inserted, updated or deleted: let the
+ *		lanes know where it lies now, and where it lay before.
  */
 PG_FUNCTION_INFO_V1(outbox_queue_changed);
 Datum
 outbox_queue_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_changed");
-	Relation	rel = trigger->tg_relation;
-	TupleDesc	desc = RelationGetDescr(rel);
-	HeapTuple	tuple = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
-		trigger->tg_newtuple : trigger->tg_trigtuple;
+	Oid			relid = RelationGetRelid(trigger->tg_relation);
+	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
+	HeapTuple	old = trigger->tg_trigtuple;
+	HeapTuple	new = trigger->tg_newtuple;
+	Datum		locked_until;
 	bool		isnull;
-	int64		lane = DatumGetInt64(heap_getattr(tuple, Q_LANE, desc, &isnull));
-	OutboxKey	key = {
-		DatumGetTimestampTz(heap_getattr(tuple, Q_READY_AT, desc, &isnull)),
-		DatumGetInt64(heap_getattr(tuple, Q_ID, desc, &isnull))
-	};
-	Datum		locked_until = heap_getattr(tuple, Q_LOCKED_UNTIL, desc, &isnull);
 
+	if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
+		new = old;
+	else
+		outbox_lane_note_change(relid, tuple_lane(old, desc),
+								tuple_key(old, desc));
+	if (TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
+		return PointerGetDatum(NULL);
+
+	locked_until = heap_getattr(new, Q_LOCKED_UNTIL, desc, &isnull);
 	if (!isnull)
-		outbox_lane_report_lease(RelationGetRelid(rel), lane, key, key,
+		outbox_lane_report_lease(relid, tuple_lane(new, desc),
+								 tuple_key(new, desc), tuple_key(new, desc),
 								 DatumGetTimestampTz(locked_until));
-	else if (key.at != DT_NOEND)
-		outbox_lane_report(RelationGetRelid(rel), lane, key, key,
-						   GetCurrentTransactionId());
+	else if (tuple_key(new, desc).at != DT_NOEND)
+		outbox_lane_report(relid, tuple_lane(new, desc), tuple_key(new, desc),
+						   tuple_key(new, desc), GetCurrentTransactionId());
 	return PointerGetDatum(NULL);
 }

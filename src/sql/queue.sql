@@ -144,7 +144,7 @@ CREATE TRIGGER outbox_queue_insert
     FOR EACH ROW EXECUTE FUNCTION outbox._queue_insert();
 
 CREATE TRIGGER outbox_queue_changed
-    AFTER INSERT OR UPDATE ON outbox.queue
+    AFTER INSERT OR UPDATE OR DELETE ON outbox.queue
     FOR EACH ROW EXECUTE FUNCTION outbox._queue_changed();
 
 -- also for rows that replication writes
