@@ -6,6 +6,42 @@
 EXTENSION = outbox
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.control)
 
+# These bring a server of their own: they install the packages they need, work
+# in a temporary directory, and leave nothing else behind.
+PRIVATE_TARGETS = demo check nightly bench
+# These need no server at all.
+PLAIN_TARGETS = help dist
+
+ifneq ($(filter $(PRIVATE_TARGETS) $(PLAIN_TARGETS),$(MAKECMDGOALS)),)
+
+$(PRIVATE_TARGETS):
+	@src/tools/$@ $(ARGS)
+
+help:
+	@sed -n '/^## /,/^$$/s/^## \{0,1\}//p' Makefile
+
+dist:
+	git archive --prefix=$(EXTENSION)-$(EXTVERSION)/ \
+		-o $(EXTENSION)-$(EXTVERSION).zip HEAD
+
+.PHONY: $(PRIVATE_TARGETS) $(PLAIN_TARGETS)
+
+else
+
+## make                build the library and the install script
+## make install        install them (as root)
+## make demo           see it work, on a private server
+## make check          pass all tests, on private servers
+## make nightly        the long tests
+## make bench          the benchmark, beside other queues
+## make installcheck   the regression and isolation tests on your server
+## make accept T=name  take over the output of a regression test as expected
+## make lint           all static checks
+## make indent         format the C sources
+## make indent-check   are they formatted?
+## make coverage       which lines the tests reach
+## make dist           a release archive
+
 MODULE_big = outbox
 OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
 
@@ -15,16 +51,35 @@ DATA = $(wildcard src/sql/upgrade/$(EXTENSION)--*--*.sql)
 
 PG_CPPFLAGS = -DOUTBOX_VERSION='"$(EXTVERSION)"'
 PGFILEDESC = "outbox - transactional outbox, work queue and fan-in joins"
-EXTRA_CLEAN = results/ output_iso/ tmp_check/ tmp_check_iso/ regression.diffs regression.out log/
+
+REGRESS = extension enqueue dedupe claim settle reap streams topics retention security plain_sql
+REGRESS_OPTS = --inputdir=.
+ISOLATION = $(patsubst test/specs/%.spec,%,$(sort $(wildcard test/specs/*.spec)))
+ISOLATION_OPTS = --inputdir=test --outputdir=output_iso
+
+EXTRA_CLEAN = results/ output_iso/ tmp_check/ regression.diffs regression.out log/
 
 # The bitcode would only serve to inline our functions into others.
 override with_llvm = no
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
+ifeq ($(PGXS),)
+$(error pg_config was not found: install postgresql-server-dev-all, or set PG_CONFIG)
+endif
 include $(PGXS)
 
 $(OBJS): $(wildcard src/*.h)
 
 $(DATA_built): outbox.control src/sql/MANIFEST $(SQL_PARTS)
 	for part in $(SQL_PARTS); do cat $$part; echo; done > $@
+
+accept:
+	cp results/$(T).out expected/$(T).out
+
+indent indent-check lint coverage: all
+	@PG_CONFIG=$(PG_CONFIG) src/tools/$@
+
+.PHONY: accept indent indent-check lint coverage
+
+endif

@@ -248,10 +248,12 @@ consider(Claimer *claimer, TupleTableSlot *message, TransactionId *writer)
 
 /*
  * Lease a message to the claimer.  One that does not lie in its topic's lane,
- * among the due, is put there: leases are looked for nowhere else.
+ * among the due, is put there: leases are looked for nowhere else.  If it is
+ * a walk that stands on the message, the walk knows of the lease.
  */
 static OutboxRowResult
-take(Claimer *claimer, TupleTableSlot *message, TransactionId *blocker)
+take(Claimer *claimer, TupleTableSlot *message, bool walked,
+	 TransactionId *blocker)
 {
 	TupleTableSlot *row = claimer->row;
 	bool		moves =
@@ -273,11 +275,11 @@ take(Claimer *claimer, TupleTableSlot *message, TransactionId *blocker)
 	outbox_row_set(row, Q_ATTEMPTS,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(message, Q_ATTEMPTS)) + 1));
 	outbox_row_set(row, Q_UPDATED_AT, TimestampTzGetDatum(claimer->now));
-	if (moves)
-		result = outbox_queue_update(&claimer->queue, message, row, false,
+	if (walked && !moves)
+		result = outbox_table_update(&claimer->queue, message, row, false,
 									 blocker);
 	else
-		result = outbox_table_update(&claimer->queue, message, row, false,
+		result = outbox_queue_update(&claimer->queue, message, row, false,
 									 blocker);
 	if (result != OUTBOX_ROW_OK)
 		return result;
@@ -308,8 +310,19 @@ bury(Claimer *claimer, TupleTableSlot *message, OutboxReason reason,
 	return result;
 }
 
+/* Is this message waiting, or its lease over? */
+static bool
+may_be_taken(Claimer *claimer, TupleTableSlot *message)
+{
+	if (DatumGetInt16(outbox_row_get(message, Q_STATUS)) == OUTBOX_IN_PROGRESS)
+		return DatumGetTimestampTz(outbox_row_get(message,
+												  Q_LOCKED_UNTIL)) <= claimer->now;
+	return DatumGetTimestampTz(outbox_row_get(message,
+											  Q_NEXT_ATTEMPT_AT)) <= claimer->now;
+}
+
 /*
- * A message of a stream is ours, or gone.  If the next one is waiting, it is
+ * A message of a stream is ours, or gone.  If the next one may be taken, it is
  * a place to go on from; if we do not take it, it is still to be put where it
  * belongs now.
  */
@@ -332,11 +345,10 @@ look_behind(Claimer *claimer, TupleTableSlot *message)
 		DatumGetTimestampTz(outbox_row_get(claimer->next, Q_NEXT_ATTEMPT_AT)),
 			DatumGetInt64(outbox_row_get(claimer->next, Q_ID))
 	};
-	if (TransactionIdIsValid(writer) || key.at > claimer->now ||
-		DatumGetInt16(outbox_row_get(claimer->next, Q_STATUS)) != OUTBOX_READY)
-		outbox_stream_set_add(&claimer->touched, DatumGetUUIDP(stream));
-	else
+	if (!TransactionIdIsValid(writer) && may_be_taken(claimer, claimer->next))
 		add_source(claimer, key, NULL, ExecCopySlotHeapTuple(claimer->next));
+	else
+		outbox_stream_set_add(&claimer->touched, DatumGetUUIDP(stream));
 	ExecClearTuple(claimer->next);
 }
 
@@ -352,7 +364,8 @@ touch_stream(Claimer *claimer, TupleTableSlot *message)
 
 /* Do with a message what has to be done. */
 static Deed
-deal_with(Claimer *claimer, TupleTableSlot *message, TransactionId *blocker)
+deal_with(Claimer *claimer, TupleTableSlot *message, bool walked,
+		  TransactionId *blocker)
 {
 	OutboxRowResult result;
 	Deed		deed = BURIED;
@@ -361,7 +374,7 @@ deal_with(Claimer *claimer, TupleTableSlot *message, TransactionId *blocker)
 	switch (consider(claimer, message, blocker))
 	{
 		case TAKE:
-			result = take(claimer, message, blocker);
+			result = take(claimer, message, walked, blocker);
 			deed = TAKEN;
 			break;
 		case BURY_EXPIRED:
@@ -428,7 +441,7 @@ visit_lane(Claimer *claimer, OutboxWalk *walk, OutboxKey key)
 			return;
 		}
 	}
-	switch (deal_with(claimer, walk->slot, &blocker))
+	switch (deal_with(claimer, walk->slot, true, &blocker))
 	{
 		case TAKEN:
 			outbox_walk_changed(walk, claimer->locked_until);
@@ -453,7 +466,7 @@ visit_follower(Claimer *claimer, HeapTuple tuple)
 	Deed		deed;
 
 	ExecStoreHeapTuple(tuple, claimer->follower, true);
-	deed = deal_with(claimer, claimer->follower, &blocker);
+	deed = deal_with(claimer, claimer->follower, false, &blocker);
 	if (deed == LEFT || deed == BLOCKED)
 		touch_stream(claimer, claimer->follower);
 	ExecClearTuple(claimer->follower);
@@ -676,6 +689,6 @@ outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg)
 	if (claimer.queue.rel != NULL)
 		outbox_table_close(&claimer.queue);
 	if (claimer.ntaken > 0)
-		outbox_log("outbox claim: %d messages", claimer.ntaken);
+		outbox_log("outbox claim: count %d", claimer.ntaken);
 	return claimer.ntaken;
 }

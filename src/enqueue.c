@@ -55,7 +55,8 @@ typedef struct Enqueuer
 /* ---------------------------------------------------------------------- */
 
 static void
-check_name(const char *what, const text *value, bool required)
+check_name(const char *prefix, const char *name, const text *value,
+		   bool required)
 {
 	int			len;
 
@@ -64,20 +65,20 @@ check_name(const char *what, const text *value, bool required)
 		if (required)
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("%s must not be null", what)));
+					 errmsg("%s%s must not be null", prefix, name)));
 		return;
 	}
 	len = VARSIZE_ANY_EXHDR(value);
 	if (required && len == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be empty", what)));
+				 errmsg("%s%s must not be empty", prefix, name)));
 	if (len > OUTBOX_MAX_NAME &&
 		pg_mbstrlen_with_len(VARDATA_ANY(value), len) > OUTBOX_MAX_NAME)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be longer than %d characters",
-						what, OUTBOX_MAX_NAME)));
+				 errmsg("%s%s must not be longer than %d characters",
+						prefix, name, OUTBOX_MAX_NAME)));
 }
 
 /* Does the key begin with the tenant's hex digits and a slash? */
@@ -109,7 +110,7 @@ key_names_tenant(const text *dedupe_key, const pg_uuid_t *tenant)
 }
 
 static void
-check_dedupe_tenant(const OutboxMessage *message)
+check_dedupe_tenant(const OutboxMessage *message, const char *prefix)
 {
 	OutboxPolicy policy;
 
@@ -120,23 +121,27 @@ check_dedupe_tenant(const OutboxMessage *message)
 		!key_names_tenant(message->dedupe_key, message->tenant_id))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("dedupe_key must begin with the tenant_id and \"/\""),
+				 errmsg("%sdedupe_key must begin with the tenant_id and \"/\"",
+						prefix),
 				 errhint("The topic's policy can turn this check off: outbox.configure_topic(..., check_dedupe_tenant => false).")));
 }
 
-/* Refuse what the contract refuses. */
+/*
+ * Refuse what the contract refuses.  The prefix, if not empty, says which
+ * message it is, before the name of the argument.
+ */
 void
-outbox_check_message(const OutboxMessage *message)
+outbox_check_message(const OutboxMessage *message, const char *prefix)
 {
-	check_name("topic", message->topic, true);
-	check_name("namespace", message->namespace, true);
-	check_name("correlation_id", message->correlation_id, false);
-	check_name("dedupe_key", message->dedupe_key, false);
+	check_name(prefix, "topic", message->topic, true);
+	check_name(prefix, "namespace", message->namespace, true);
+	check_name(prefix, "correlation_id", message->correlation_id, false);
+	check_name(prefix, "dedupe_key", message->dedupe_key, false);
 	if (message->payload == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("payload must not be null")));
-	check_dedupe_tenant(message);
+				 errmsg("%spayload must not be null", prefix)));
+	check_dedupe_tenant(message, prefix);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -430,9 +435,9 @@ insert_streams(Enqueuer *enqueuer, OutboxMessage *messages, int nmessages)
 		OutboxStreamTurn turn;
 		OutboxStreamTurn follow;
 
-		outbox_stream_turn_begin(&enqueuer->queue, streamed[i]->stream_id,
-								 &turn);
-		enqueuer->now = GetCurrentTimestamp();
+		if (outbox_stream_turn_begin(&enqueuer->queue, streamed[i]->stream_id,
+									 &turn))
+			enqueuer->now = GetCurrentTimestamp();
 		insert_message(enqueuer, streamed[i], &turn);
 		/* the others of the stream wait behind it */
 		follow = turn;

@@ -35,7 +35,8 @@ typedef struct OutboxMessage
 	pg_uuid_t	dedupe_digest;
 } OutboxMessage;
 
-extern void outbox_check_message(const OutboxMessage *message);
+extern void outbox_check_message(const OutboxMessage *message,
+								 const char *prefix);
 struct OutboxStreamTurn;
 
 extern void outbox_make_row(const OutboxMessage *message,

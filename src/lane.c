@@ -109,7 +109,7 @@ void
 outbox_lane_report_lease(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
 						 TimestampTz locked_until)
 {
-	OutboxLane *slot = outbox_directory_lock_lane(relid, lane, false);
+	OutboxLane *slot = outbox_directory_lock_lane(relid, lane, true);
 	OutboxBucket bucket = {locked_until, lo, hi};
 
 	if (slot == NULL)

@@ -174,6 +174,6 @@ outbox_reap(int limit)
 	outbox_stream_arrange(&reaper.queue, &reaper.streams, reaper.now, true);
 	outbox_table_close(&reaper.queue);
 	if (reaper.nreaped > 0)
-		outbox_log("outbox reap: %d messages", reaper.nreaped);
+		outbox_log("outbox reap: count %d", reaper.nreaped);
 	return reaper.nreaped;
 }

@@ -135,7 +135,7 @@ outbox_requeue(const int64 *ids, int nids)
 	if (nmessages > 0)
 	{
 		outbox_enqueue(messages, nmessages);
-		outbox_log("outbox requeue: %d messages", nmessages);
+		outbox_log("outbox requeue: count %d", nmessages);
 	}
 	return nmessages;
 }

@@ -56,7 +56,7 @@ get_message(FunctionCallInfo fcinfo, const text *payload,
 	message->expires_at = outbox_arg_time_or_null(fcinfo, ARG_EXPIRES_AT,
 												  &times[1]);
 	message->given_id = outbox_arg_uuid_or_null(fcinfo, ARG_MESSAGE_ID);
-	outbox_check_message(message);
+	outbox_check_message(message, "");
 }
 
 static const text *
@@ -182,7 +182,7 @@ outbox_enqueue_many(PG_FUNCTION_ARGS)
 
 	/* the topic is checked even if there is nothing to be enqueued in it */
 	prototype.payload = cstring_to_text("");
-	outbox_check_message(&prototype);
+	outbox_check_message(&prototype, "");
 	messages = MemoryContextAllocHuge(CurrentMemoryContext,
 									  (Size) (n + 1) * sizeof(OutboxMessage));
 	for (int i = 0; i < n; i++)
@@ -247,7 +247,7 @@ outbox_enqueue_batch(PG_FUNCTION_ARGS)
 			message->namespace = cstring_to_text(OUTBOX_DEFAULT_NAMESPACE);
 		message->correlation_id = outbox_empty_to_null(message->correlation_id);
 		message->dedupe_key = outbox_empty_to_null(message->dedupe_key);
-		outbox_check_message(message);
+		outbox_check_message(message, psprintf("messages[%d].", i));
 	}
 	if (n > 0)
 		outbox_enqueue(messages, n);

@@ -498,15 +498,16 @@ look_at_tail(OutboxStreamScan *scan, TupleTableSlot *slot,
 /*
  * Wait for this transaction's turn to enqueue in a stream, and find out where
  * the message must lie.  What is inserted before outbox_stream_turn_end keeps
- * the turn until the end of the transaction.
+ * the turn until the end of the transaction.  True if we had to wait.
  */
-void
+bool
 outbox_stream_turn_begin(OutboxTable *queue, const pg_uuid_t *stream,
 						 OutboxStreamTurn *turn)
 {
 	Oid			relid = RelationGetRelid(queue->rel);
 	uint32		hash = outbox_uuid_hash(stream);
 	TupleTableSlot *slot = outbox_table_slot(queue);
+	bool		waited = false;
 
 	turn->stream = *stream;
 	for (;;)
@@ -525,8 +526,10 @@ outbox_stream_turn_begin(OutboxTable *queue, const pg_uuid_t *stream,
 			break;
 		outbox_turn_release(relid, hash);
 		outbox_turn_wait(inserter);
+		waited = true;
 	}
 	ExecDropSingleTupleTableSlot(slot);
+	return waited;
 }
 
 /*

@@ -65,7 +65,7 @@ extern void outbox_stream_seek_before(OutboxStreamScan *scan,
 extern bool outbox_stream_next(OutboxStreamScan *scan, TupleTableSlot *slot,
 							   TransactionId *writer);
 
-extern void outbox_stream_turn_begin(OutboxTable *queue,
+extern bool outbox_stream_turn_begin(OutboxTable *queue,
 									 const pg_uuid_t *stream,
 									 OutboxStreamTurn *turn);
 extern void outbox_stream_turn_end(OutboxTable *queue,

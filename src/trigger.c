@@ -76,7 +76,7 @@ get_message(const Datum *values, const bool *isnull, OutboxMessage *message,
 		times[1] = DatumGetTimestampTz(values[Q_EXPIRES_AT - 1]);
 		message->expires_at = &times[1];
 	}
-	outbox_check_message(message);
+	outbox_check_message(message, "");
 }
 
 /*
@@ -130,7 +130,7 @@ outbox_queue_insert(PG_FUNCTION_ARGS)
 
 		outbox_table_open(&queue, RelationGetRelid(trigger->tg_relation),
 						  Q_NATTS);
-		outbox_stream_turn_begin(&queue, message.stream_id, &turn);
+		(void) outbox_stream_turn_begin(&queue, message.stream_id, &turn);
 		outbox_stream_turn_keep(&queue, &turn);
 		outbox_table_close(&queue);
 	}

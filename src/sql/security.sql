@@ -107,6 +107,10 @@ AS $$
 DECLARE
     grantable text;
 BEGIN
+    IF role IS NULL THEN
+        RAISE EXCEPTION 'role must not be null'
+            USING ERRCODE = 'null_value_not_allowed';
+    END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA outbox TO %s', role);
     FOR grantable IN
         SELECT format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure, role)

@@ -1,0 +1,162 @@
+-- ack, nack, fail, renew, release
+\set a '''aaaaaaaa-0000-4000-8000-000000000001'''
+\set b '''bbbbbbbb-0000-4000-8000-000000000002'''
+
+-- ack: done
+SELECT outbox.release(:a) >= 0 AND outbox.release(:b) >= 0 AS cleared;
+SELECT outbox.enqueue_many('st', ARRAY['1', '2', '3', '4']) IS NOT NULL AS ok;
+SELECT array_agg(id) AS ids FROM outbox.claim(:a, topics => '{st}') \gset
+SELECT outbox.ack(:a, (:'ids'::bigint[])[1:2]);
+SELECT payload, status, owner_token, locked_until > clock_timestamp() AS leased, attempts, is_processed, processed_by,
+       processed_at BETWEEN created_at AND clock_timestamp() AS in_time, updated_at = processed_at AS upd
+  FROM outbox.messages WHERE topic = 'st' ORDER BY id;
+-- once more: nothing; another's: nothing; unknown, null, twice: passed over
+SELECT outbox.ack(:a, (:'ids'::bigint[])[1:2]);
+SELECT outbox.ack(:b, :'ids'::bigint[]);
+SELECT outbox.nack(:b, :'ids'::bigint[]), outbox.fail(:b, :'ids'::bigint[]), outbox.renew(:b, :'ids'::bigint[]),
+       outbox.release(:b, :'ids'::bigint[]), outbox.release(:b);
+SELECT outbox.ack(:a, ARRAY[-1, 0, NULL, 9223372036854775807, (:'ids'::bigint[])[3], (:'ids'::bigint[])[3]]);
+SELECT outbox.ack(:a, '{}');
+SELECT payload, status FROM outbox.messages WHERE topic = 'st' ORDER BY id;
+-- finished messages stay as they are
+SELECT outbox.nack(:a, :'ids'::bigint[], 'late') AS nacked_the_fourth;
+SELECT payload, status, last_error, retry_count FROM outbox.messages WHERE topic = 'st' ORDER BY id;
+
+-- the attempt must match if it is given
+SELECT outbox.enqueue_many('st.att', ARRAY['1', '2']) IS NOT NULL AS ok;
+SELECT array_agg(id) AS ids FROM outbox.claim(:a, topics => '{st.att}') \gset
+SELECT outbox.ack(:a, :'ids'::bigint[], '{2,1}');
+SELECT outbox.ack(:a, :'ids'::bigint[], ARRAY[NULL, 1]);
+SELECT outbox.ack(:a, (:'ids'::bigint[])[1:1], '{0}'), outbox.ack(:a, (:'ids'::bigint[])[1:1], '{-1}');
+SELECT outbox.ack(:a, (:'ids'::bigint[])[1:1] || (:'ids'::bigint[])[1:1], '{7,1}');
+SELECT payload, status FROM outbox.messages WHERE topic = 'st.att' ORDER BY id;
+
+-- strict: all or nothing
+SELECT outbox.enqueue_many('st.strict', ARRAY['1', '2']) IS NOT NULL AS ok;
+SELECT array_agg(id) AS ids FROM outbox.claim(:a, topics => '{st.strict}') \gset
+\set VERBOSITY sqlstate
+SELECT outbox.ack(:a, :'ids'::bigint[] || 0::bigint, strict => true);
+SELECT outbox.ack(:a, :'ids'::bigint[], '{1,2}', true);
+SELECT outbox.nack(:b, :'ids'::bigint[], strict => true);
+SELECT outbox.fail(:b, :'ids'::bigint[], strict => true);
+\set VERBOSITY default
+SELECT outbox.ack(:a, ARRAY[0, -5]::bigint[], strict => true);
+SELECT status, count(*) FROM outbox.messages WHERE topic = 'st.strict' GROUP BY 1;
+SELECT outbox.ack(:a, :'ids'::bigint[] || :'ids'::bigint[], strict => true);
+SELECT outbox.ack(:a, '{}', strict => true), outbox.ack(:a, '{NULL}', strict => true);
+
+-- a lease that has ended, but that nobody took, can still be acked
+SELECT outbox.enqueue('st.late', 'p') IS NOT NULL AS ok;
+SELECT id AS i FROM outbox.claim(:a, 1, topics => '{st.late}') \gset
+DO $$ BEGIN WHILE (SELECT locked_until > clock_timestamp() FROM outbox.queue WHERE topic = 'st.late') LOOP PERFORM pg_sleep(0.01); END LOOP; END $$;
+SELECT expired FROM outbox.leases WHERE id = :i;
+SELECT outbox.ack(:a, ARRAY[:i]);
+-- once somebody took it, it cannot
+SELECT outbox.enqueue('st.late', 'q') IS NOT NULL AS ok;
+SELECT id AS i FROM outbox.claim(:a, 1, topics => '{st.late}') \gset
+SELECT attempts FROM outbox.claim(:b, topics => '{st.late}', wait_ms => 3000);
+SELECT outbox.ack(:a, ARRAY[:i]), outbox.nack(:a, ARRAY[:i]), outbox.fail(:a, ARRAY[:i]), outbox.renew(:a, ARRAY[:i]), outbox.release(:a, ARRAY[:i]);
+SELECT outbox.ack(:b, ARRAY[:i]);
+-- claim and ack in one statement
+SELECT outbox.enqueue_many('st.one', ARRAY['1', '2']) IS NOT NULL AS ok;
+WITH c AS MATERIALIZED (SELECT id FROM outbox.claim(:a, topics => '{st.one}'))
+SELECT outbox.ack(:a, array_agg(id)) FROM c;
+
+-- nack: again later, by the backoff
+SET outbox.backoff_jitter = off;
+SELECT outbox.enqueue('st.nack', 'p') IS NOT NULL AS ok;
+SELECT id AS i FROM outbox.claim(:a, topics => '{st.nack}') \gset
+SELECT outbox.nack(:a, ARRAY[:i], 'first');
+SELECT status, owner_token, locked_until, attempts, retry_count, last_error, failure_reason,
+       next_attempt_at - updated_at AS delay FROM outbox.messages WHERE id = :i;
+SELECT count(*) FROM outbox.claim(:a, topics => '{st.nack}');
+CREATE FUNCTION nack_after(retries int) RETURNS interval LANGUAGE plpgsql AS $$
+DECLARE i bigint; d interval;
+BEGIN
+    UPDATE outbox.queue SET retry_count = retries, ready_at = now(), next_attempt_at = now(), status = 0,
+           attempts = retries, owner_token = NULL, locked_until = NULL WHERE topic = 'st.nack' RETURNING id INTO i;
+    PERFORM outbox.claim('aaaaaaaa-0000-4000-8000-000000000001', topics => '{st.nack}', max_attempts => 2000000000);
+    PERFORM outbox.nack('aaaaaaaa-0000-4000-8000-000000000001', ARRAY[i], max_attempts => 2000000000);
+    SELECT next_attempt_at - updated_at INTO d FROM outbox.queue WHERE id = i;
+    RETURN d;
+END $$;
+SELECT r, nack_after(r) FROM unnest(ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 100, 1000000]) r;
+SET outbox.backoff_base = '100 ms';
+SET outbox.backoff_max = '300 ms';
+SELECT r, nack_after(r) FROM unnest(ARRAY[0, 1, 2, 3]) r;
+SET outbox.backoff_base = 0;
+SELECT r, nack_after(r) FROM unnest(ARRAY[0, 9]) r;
+RESET outbox.backoff_base;
+RESET outbox.backoff_max;
+-- jitter: between half of it and all
+SET outbox.backoff_jitter = on;
+SELECT r, bool_and(d BETWEEN half AND 2 * half) AS within, count(DISTINCT d) > 10 AS drawn,
+       min(d) < half * 1.3 AS low, max(d) > half * 1.7 AS high
+  FROM (SELECT r, nack_after(r) AS d, interval '0.5 s' * 2 ^ r AS half
+          FROM generate_series(0, 4, 2) r, generate_series(1, 60)) s
+ GROUP BY r, half ORDER BY r;
+RESET outbox.backoff_jitter;
+-- or by a delay
+SELECT outbox.enqueue('st.delay', 'p') IS NOT NULL AS ok;
+SELECT id AS i FROM outbox.claim(:a, topics => '{st.delay}') \gset
+SELECT outbox.nack(:a, ARRAY[:i], NULL, '1 day');
+SELECT next_attempt_at - updated_at AS delay, last_error FROM outbox.messages WHERE id = :i;
+SELECT outbox.enqueue('st.delay', 'q') IS NOT NULL AS ok;
+SELECT id AS i FROM outbox.claim(:a, topics => '{st.delay}') \gset
+SELECT outbox.abandon(:a, ARRAY[:i], 'by its other name', '0');
+SELECT attempts, retry_count FROM outbox.claim(:b, topics => '{st.delay}');
+-- at the maximum it fails
+SELECT outbox.nack(:b, ARRAY[:i], 'enough', max_attempts => 2);
+SELECT status, attempts, retry_count, last_error, failure_reason, is_processed FROM outbox.messages WHERE id = :i;
+
+-- fail: for good
+SELECT outbox.enqueue_many('st.fail', ARRAY['1', '2']) IS NOT NULL AS ok;
+SELECT array_agg(id) AS ids FROM outbox.claim(:a, topics => '{st.fail}') \gset
+SELECT outbox.fail(:a, (:'ids'::bigint[])[1:1]), outbox.fail(:a, (:'ids'::bigint[])[2:2], 'broken', 4::smallint);
+SELECT payload, status, last_error, failure_reason, is_processed, processed_at FROM outbox.messages WHERE topic = 'st.fail' ORDER BY id;
+SELECT payload, last_error, failure_reason, failed_by, failed_at <= clock_timestamp() AS in_time FROM outbox.dead_letters WHERE topic = 'st.fail' ORDER BY id;
+SELECT outbox.fail(:a, :'ids'::bigint[]), outbox.ack(:a, :'ids'::bigint[]);
+
+-- renew: from now
+SELECT outbox.enqueue('st.renew', 'p') IS NOT NULL AS ok;
+SELECT id AS i FROM outbox.claim(:a, 1, topics => '{st.renew}') \gset
+SELECT outbox.renew(:a, ARRAY[:i], 3600), outbox.renew(:a, ARRAY[:i], 3600, '{2}');
+SELECT locked_until - clock_timestamp() BETWEEN '3590 s' AND '3600 s' AS renewed FROM outbox.messages WHERE id = :i;
+SELECT outbox.renew(:a, ARRAY[:i], attempts => '{1}');
+SELECT locked_until - clock_timestamp() BETWEEN '29 s' AND '30 s' AS renewed FROM outbox.messages WHERE id = :i;
+
+-- release: as if it had not been claimed
+SELECT outbox.release(:a, ARRAY[:i, NULL, 0]);
+SELECT status, owner_token, locked_until, retry_count, next_attempt_at <= clock_timestamp() AS due FROM outbox.messages WHERE id = :i;
+SELECT count(*) FROM outbox.claim(:a, topics => '{st.renew}', max_attempts => 1);
+SELECT outbox.release(:a) > 0 AS all_of_mine;
+SELECT count(*) FROM outbox.leases WHERE owner_token = :a;
+SELECT count(*) FROM outbox.claim(:a, topics => '{st.renew}', max_attempts => 1);
+
+-- what is refused
+\set VERBOSITY sqlstate
+SELECT outbox.ack(NULL, '{1}');
+SELECT outbox.ack(:a, NULL);
+SELECT outbox.ack(:a, '{{1},{2}}');
+SELECT outbox.ack(:a, '{1,2}', '{1}');
+SELECT outbox.ack(:a, '{1}', '{{1}}');
+SELECT outbox.nack(NULL, '{1}');
+SELECT outbox.nack(:a, NULL);
+SELECT outbox.nack(:a, '{1}', delay => '-1 s');
+SELECT outbox.nack(:a, '{1}', delay => '1000 years');
+SELECT outbox.nack(:a, '{1}', delay => '178000000 years');
+SELECT outbox.nack(:a, '{1}', max_attempts => 0);
+SELECT outbox.fail(NULL, '{1}');
+SELECT outbox.fail(:a, NULL);
+SELECT outbox.fail(:a, '{1}', reason => (-1)::smallint);
+SELECT outbox.renew(NULL, '{1}');
+SELECT outbox.renew(:a, NULL);
+SELECT outbox.renew(:a, '{1}', 0);
+SELECT outbox.renew(:a, '{1}', 86401);
+SELECT outbox.renew(:a, '{1}', attempts => '{1,2}');
+SELECT outbox.release(NULL);
+SELECT outbox.release(NULL, '{1}');
+SELECT outbox.release(:a, '{{1}}');
+\set VERBOSITY default
+SELECT outbox.ack(:a, '[-5:-4]={-1,-2}');
+DROP FUNCTION nack_after;

@@ -1,0 +1,82 @@
+-- policies of topics
+\set a '''aaaaaaaa-0000-4000-8000-000000000001'''
+SET outbox.backoff_jitter = off;
+
+SELECT outbox.configure_topic('tp', max_attempts => 3, backoff_base => '10 s', backoff_max => '15 s');
+SELECT outbox.configure_topic('tp', backoff_jitter => true, retention => '1 day', dead_retention => '-1 s');
+SELECT outbox.configure_topic('tp', 'other', backoff_max => '1 h');
+SELECT * FROM outbox.topics WHERE topic = 'tp' ORDER BY namespace;
+SELECT outbox.configure_topic('tp', backoff_jitter => false);
+SELECT outbox.enqueue('tp', 'p') IS NOT NULL AS ok;
+SELECT id AS i FROM outbox.claim(:a, topics => '{tp}') \gset
+SELECT outbox.nack(:a, ARRAY[:i]);
+SELECT next_attempt_at - updated_at AS delay FROM outbox.messages WHERE id = :i;
+UPDATE outbox.queue SET next_attempt_at = now(), ready_at = now() WHERE id = :i;
+SELECT attempts FROM outbox.claim(:a, topics => '{tp}');
+SELECT outbox.nack(:a, ARRAY[:i]);
+SELECT next_attempt_at - updated_at AS delay FROM outbox.messages WHERE id = :i;
+UPDATE outbox.queue SET next_attempt_at = now(), ready_at = now() WHERE id = :i;
+SELECT attempts FROM outbox.claim(:a, topics => '{tp}');
+SELECT outbox.nack(:a, ARRAY[:i]);
+SELECT status, attempts, retry_count, failure_reason FROM outbox.messages WHERE id = :i;
+
+-- paused: from the next claim on, in every session; leases go on
+SELECT outbox.enqueue_many('tp.pause', ARRAY['1', '2', '3']) IS NOT NULL AS ok;
+SELECT outbox.enqueue('tp.on', '1', namespace => 'tpns') IS NOT NULL AS ok;
+SELECT outbox.enqueue('tp.pause', '4', namespace => 'tpns') IS NOT NULL AS ok;
+SELECT id AS i FROM outbox.claim(:a, batch_size => 1, topics => '{tp.pause}', namespace => 'default') \gset
+SELECT outbox.pause_topic('tp.pause');
+SELECT outbox.pause_topic('tp.pause', 'tpns');
+SELECT count(*) FROM outbox.claim(:a, topics => '{tp.pause}');
+SELECT topic FROM outbox.claim(:a, namespace => 'tpns');
+SELECT outbox.ack(:a, ARRAY[:i]);
+SELECT topic, ready, paused FROM outbox.topic_stats WHERE topic = 'tp.pause' ORDER BY namespace;
+SELECT outbox.resume_topic('tp.pause', 'tpns');
+SELECT payload FROM outbox.claim(:a, topics => '{tp.pause}');
+BEGIN;
+SELECT outbox.resume_topic('tp.pause');
+SELECT payload FROM outbox.claim(:a, topics => '{tp.pause}', batch_size => 1);
+ROLLBACK;
+SELECT count(*) FROM outbox.claim(:a, topics => '{tp.pause}');
+-- plain SQL will do as well
+UPDATE outbox.topics SET paused = false WHERE topic = 'tp.pause';
+SELECT payload FROM outbox.claim(:a, topics => '{tp.pause}');
+SELECT outbox.resume_topic('tp.never.paused');
+SELECT outbox.reset_topic('tp'), outbox.reset_topic('tp'), outbox.reset_topic('tp', 'other');
+
+\set VERBOSITY sqlstate
+SELECT outbox.configure_topic(NULL);
+SELECT outbox.configure_topic('');
+SELECT outbox.configure_topic(repeat('x', 256));
+SELECT outbox.configure_topic('t', NULL);
+SELECT outbox.configure_topic('t', '');
+SELECT outbox.configure_topic('t', max_attempts => 0);
+SELECT outbox.configure_topic('t', backoff_base => '-1 s');
+SELECT outbox.configure_topic('t', backoff_max => '-1 day');
+SELECT outbox.pause_topic(NULL);
+SELECT outbox.pause_topic('');
+SELECT outbox.resume_topic('t', NULL);
+SELECT outbox.reset_topic(NULL);
+\set VERBOSITY default
+SELECT outbox.configure_topic('');
+SELECT count(*) FROM outbox.topics WHERE topic = 't';
+DELETE FROM outbox.topics;
+
+-- settings are checked
+SHOW outbox.lease_seconds;
+SHOW outbox.retention;
+SHOW outbox.dead_retention;
+SHOW outbox.backoff_base;
+SHOW outbox.backoff_max;
+SHOW outbox.poll_interval;
+SELECT name, setting, unit, context, min_val, max_val FROM pg_settings
+ WHERE name LIKE 'outbox.%' AND context <> 'postmaster' ORDER BY name COLLATE "C";
+SET outbox.lease_seconds = 0;
+SET outbox.batch_size = 10001;
+SET outbox.log_level = 'loud';
+SET outbox.join_wait_topic = '';
+SET outbox.no_such_setting = 1;
+SET client_min_messages = log;
+SET outbox.log_level = log;
+SELECT outbox.enqueue('tp.log', 'secret', 'corr') IS NOT NULL AS ok;
+SELECT count(*) FROM outbox.claim(:a, topics => '{tp.log}');

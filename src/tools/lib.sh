@@ -1,0 +1,135 @@
+# lib.sh - a private PostgreSQL to build for and to run on
+#
+# Sourced by demo, check and bench. Everything happens in a temporary
+# directory: the sources are copied there and built there, and the server that
+# runs them is a copy of the installed one, with the extension beside it. So
+# nothing is installed but packages, no other server is touched, and nothing
+# is left when the directory goes.
+
+set -eu -o pipefail
+
+TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+PGVERSION=${PGVERSION:-}
+SANDBOX=
+
+say() { printf '%s\n' "$*"; }
+die() { printf '%s\n' "$*" >&2; exit 1; }
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    else
+        sudo -- "$@"
+    fi
+}
+
+# Servers refuse to run as root.
+as_user() {
+    if [ "$(id -u)" = 0 ]; then
+        (cd / && runuser -u postgres -- env HOME="$SANDBOX" PATH="$PATH" "$@")
+    else
+        "$@"
+    fi
+}
+
+# The newest major version that this system's packages offer.
+offered_version() {
+    apt-cache search --names-only '^postgresql-server-dev-[0-9]+$' |
+        sed -n 's/^postgresql-server-dev-\([0-9]*\) .*/\1/p' | sort -n | tail -1
+}
+
+# Install what is missing. A package of PostgreSQL would make a cluster and
+# start it; that is switched off meanwhile.
+need_packages() {
+    local missing=() package conf=/etc/postgresql-common/createcluster.conf
+    for package; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
+            missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    say "installing ${missing[*]}"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update >/dev/null || true
+    # first, because it brings the setting
+    as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq install -y --no-install-recommends postgresql-common >/dev/null
+    as_root cp -p "$conf" "$conf.outbox"
+    as_root sed -i 's/^#\? *create_main_cluster.*/create_main_cluster = false/' "$conf"
+    if as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
+    then
+        as_root mv "$conf.outbox" "$conf"
+    else
+        as_root mv "$conf.outbox" "$conf"
+        die "could not install ${missing[*]}"
+    fi
+}
+
+choose_version() {
+    if [ -z "$PGVERSION" ]; then
+        apt-cache policy postgresql-common 2>/dev/null | grep -q 'http' ||
+            as_root apt-get -qq update >/dev/null
+        PGVERSION=$(offered_version)
+    fi
+    [ -n "$PGVERSION" ] || die "no PostgreSQL packages found"
+}
+
+server_packages() {
+    choose_version
+    need_packages "postgresql-$PGVERSION" "postgresql-server-dev-$PGVERSION" gcc make "$@"
+}
+
+# Make the sandbox: sources, build, and a copy of the server around it.
+make_sandbox() {
+    local prefix=/usr/lib/postgresql/$PGVERSION share=/usr/share/postgresql/$PGVERSION
+    SANDBOX=$(mktemp -d /tmp/outbox.XXXXXX)
+    trap leave_sandbox EXIT
+    trap 'exit 130' INT TERM
+    chmod 755 "$SANDBOX"
+    mkdir -p "$SANDBOX/src" "$SANDBOX/run" "$SANDBOX/inst$prefix" "$SANDBOX/inst$share"
+    tar -C "$TOP" --exclude=.git --exclude='*.o' --exclude='*.so' --exclude='./outbox--*.sql' -cf - . |
+        tar -C "$SANDBOX/src" -xf - --no-same-owner
+    cp -a "$prefix/." "$SANDBOX/inst$prefix"
+    cp -a "$share/." "$SANDBOX/inst$share"
+    BINDIR=$SANDBOX/inst$prefix/bin
+    PG_CONFIG=$prefix/bin/pg_config
+    make -s -C "$SANDBOX/src" PG_CONFIG="$PG_CONFIG" all
+    make -s -C "$SANDBOX/src" PG_CONFIG="$PG_CONFIG" DESTDIR="$SANDBOX/inst" install >/dev/null
+    if [ "$(id -u)" = 0 ]; then
+        chown -R postgres: "$SANDBOX/run" "$SANDBOX/src"
+    fi
+    export PATH="$BINDIR:$PATH" PGHOST="$SANDBOX/run" PGUSER=postgres PGDATABASE=postgres
+    unset PGPORT PGSERVICE PGOPTIONS PGPASSWORD 2>/dev/null || true
+}
+
+leave_sandbox() {
+    local data
+    [ -n "$SANDBOX" ] || return 0
+    for data in "$SANDBOX"/run/*/postmaster.pid; do
+        [ -e "$data" ] || continue
+        as_user "$BINDIR/pg_ctl" -D "$(dirname "$data")" -m immediate -s stop || true
+    done
+    rm -rf "$SANDBOX"
+    SANDBOX=
+}
+
+# start_server NAME PORT [SETTING...]; it listens on a socket in the sandbox.
+start_server() {
+    local name=$1 port=$2 data=$SANDBOX/run/$1 setting
+    shift 2
+    as_user "$BINDIR/initdb" -D "$data" -U postgres -A trust -E UTF8 --locale=C \
+        --no-sync >/dev/null
+    {
+        echo "port = $port"
+        echo "unix_socket_directories = '$SANDBOX/run'"
+        echo "listen_addresses = ''"
+        echo "fsync = on"
+        echo "max_prepared_transactions = 20"
+        for setting; do echo "$setting"; done
+    } >>"$data/postgresql.conf"
+    as_user "$BINDIR/pg_ctl" -D "$data" -l "$data.log" -w -s start ||
+        { cat "$data.log" >&2; die "could not start a server"; }
+}
+
+stop_server() {
+    as_user "$BINDIR/pg_ctl" -D "$SANDBOX/run/$1" -m fast -w -s stop
+}
