@@ -1,0 +1,297 @@
+# A claim sees what it should, whatever transactions did before it.
+#
+# Sessions do random things - begin, enqueue, claim, settle, savepoints and
+# their undoing, commit, roll back, prepare - one after the other, so that each
+# step ends before the next begins. Every few steps the model says what a claim
+# must return: what SQL itself finds with FOR UPDATE SKIP LOCKED, and, for
+# messages of streams, that as far as nothing else is before it. The claim is
+# then rolled back, or committed and given back, which is part of the test.
+#
+# A seed can be given in OUTBOX_SEED, the length in OUTBOX_STEPS.
+
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::RealBin;
+use OutboxTest;
+use Test::More;
+
+my $seed = $ENV{OUTBOX_SEED} // int(rand(1_000_000));
+my $steps = $ENV{OUTBOX_STEPS} // 1200;
+my $nsessions = 6;
+my @streams = map { "51515151-0000-4000-8000-00000000000$_" } 1 .. 3;
+
+my $node = new_node('property', preload => $ENV{OUTBOX_PRELOAD} // 1);
+my ($admin, @sessions, @prepared);
+my ($nprepared, $nchecks) = (0, 0);
+my %mode;
+
+sub open_session
+{
+	my $i = shift;
+	my $dbh = connect_to($node, settings =>
+		  [ "SET lock_timeout = '30ms'", @{ $mode{settings} } ]);
+
+	$sessions[$i] = {
+		dbh => $dbh,
+		open => 0,
+		savepoints => 0,
+		owner => owner($i + 1),
+		held => []
+	};
+	return;
+}
+
+sub reset_all
+{
+	open_session($_) for 0 .. $nsessions - 1;
+	$admin->do("ROLLBACK PREPARED '$_->[0]'")
+	  for $admin->selectall_array('SELECT gid FROM pg_prepared_xacts');
+	$admin->do('TRUNCATE outbox.queue, outbox.dedupe, outbox.dead, outbox.stream_doubts, outbox.archive');
+	@prepared = ();
+	return;
+}
+
+sub random_topic { return 't' . int(rand(3)) }
+
+sub random_due
+{
+	my $r = rand;
+	return 'NULL' if $r < 0.7;
+	return sprintf("clock_timestamp() + interval '%d ms'", rand(40)) if $r < 0.85;
+	return sprintf("clock_timestamp() - interval '%d ms'", rand(4000));
+}
+
+sub enqueue
+{
+	my $session = shift;
+	my $topic = random_topic();
+	my $due = random_due();
+	my $stream = $mode{streams} && rand() < 0.5 ? "'$streams[rand @streams]'" : 'NULL';
+
+	if (rand() < 0.3)
+	{
+		my $n = 1 + int(rand(12));
+		$session->{dbh}->do("SELECT outbox.enqueue_many('$topic', array_fill('p'::text, ARRAY[$n]), due_time => $due, stream_id => $stream)");
+	}
+	else
+	{
+		$session->{dbh}->do("SELECT outbox.enqueue('$topic', 'p', due_time => $due, stream_id => $stream)");
+	}
+	return;
+}
+
+sub claim
+{
+	my $session = shift;
+	my $topics = rand() < 0.5 ? 'NULL' : "ARRAY['" . random_topic() . "']";
+	my $namespace = rand() < 0.5 ? 'NULL' : "'default'";
+	my $batch = 1 + int(rand(rand() < 0.2 ? 200 : 12));
+
+	push @{ $session->{held} }, map { $_->[0] } $session->{dbh}->selectall_array(
+		"SELECT id FROM outbox.claim('$session->{owner}', 1, $batch, $namespace, $topics, max_attempts => 1000)");
+	return;
+}
+
+sub settle
+{
+	my $session = shift;
+	my $held = $session->{held};
+	my @ids;
+	my $r = rand;
+
+	push @ids, splice(@$held, int(rand(@$held)), 1)
+	  for 1 .. 1 + int(rand(@$held < 15 ? @$held : 15));
+	my $ids = 'ARRAY[' . join(',', @ids) . ']::bigint[]';
+	my $call =
+	    $r < 0.40 ? "ack(%s, $ids)"
+	  : $r < 0.65 ? sprintf("nack(%%s, $ids, 'e', interval '%d ms', max_attempts => 1000)", rand(30))
+	  : $r < 0.75 ? "release(%s, $ids)"
+	  : $r < 0.85 ? "renew(%s, $ids, 2)"
+	  : $r < 0.95 ? "fail(%s, $ids)"
+	  :             'release(%s)';
+	push @$held, @ids if $call =~ /^renew/;
+	$session->{dbh}->do('SELECT outbox.' . sprintf($call, "'$session->{owner}'"));
+	return;
+}
+
+# Things that only make sense within a transaction.
+sub go_on
+{
+	my ($session, $r) = @_;
+	my $dbh = $session->{dbh};
+
+	if ($r < 0.25)
+	{
+		$dbh->do('SAVEPOINT s' . ++$session->{savepoints}) if $session->{savepoints} < 3;
+	}
+	elsif ($r < 0.45)
+	{
+		$dbh->do("ROLLBACK TO s$session->{savepoints}") if $session->{savepoints};
+	}
+	elsif ($r < 0.55)
+	{
+		$dbh->do('RELEASE s' . $session->{savepoints}--) if $session->{savepoints};
+	}
+	elsif ($r < 0.65 && @prepared < 4)
+	{
+		my $gid = 'p' . ++$nprepared;
+		$dbh->do("PREPARE TRANSACTION '$gid'");
+		push @prepared, $gid;
+		$session->{open} = 0;
+	}
+	else
+	{
+		$dbh->do($r < 0.9 ? 'COMMIT' : 'ROLLBACK');
+		$session->{open} = 0;
+	}
+	return;
+}
+
+sub act
+{
+	my $session = shift;
+	my $dbh = $session->{dbh};
+	my $r = rand;
+
+	if (!$session->{open} && rand() < 0.5)
+	{
+		$dbh->do('BEGIN' . (rand() < 0.1 ? ' ISOLATION LEVEL REPEATABLE READ' : ''));
+		@$session{qw(open savepoints)} = (1, 0);
+	}
+	elsif ($r < 0.25) { enqueue($session) }
+	elsif ($r < 0.50) { claim($session) }
+	elsif ($r < 0.78) { settle($session) if @{ $session->{held} } }
+	elsif ($r < 0.82) { $dbh->do('SELECT outbox.reap()') }
+	elsif ($r < 0.84) { $dbh->do('SELECT outbox.redrive(batch_limit => 20)') }
+	elsif ($session->{open}) { go_on($session, ($r - 0.84) / 0.16) }
+	elsif (@prepared)
+	{
+		my $gid = splice(@prepared, int(rand(@prepared)), 1);
+		$dbh->do((rand() < 0.5 ? 'COMMIT' : 'ROLLBACK') . " PREPARED '$gid'");
+	}
+	return;
+}
+
+# What the model knows: what could be locked, what of it must be claimed.
+sub expect
+{
+	my %known;
+
+	$admin->do('BEGIN');
+	my ($now) = $admin->selectrow_array('SELECT clock_timestamp()');
+	my $due = "((status = 0 AND next_attempt_at <= '$now') OR (status = 1 AND locked_until <= '$now'))";
+	$known{free}{ $_->[0] } = 1
+	  for $admin->selectall_array('SELECT id FROM outbox.queue FOR UPDATE SKIP LOCKED');
+	$known{due}{ $_->[0] } = 1
+	  for $admin->selectall_array(
+		"SELECT id FROM outbox.queue WHERE stream_id IS NULL AND $due FOR UPDATE SKIP LOCKED");
+	my %blocked;
+	for my $row ($admin->selectall_array(
+			"SELECT id, stream_id, $due FROM outbox.queue WHERE stream_id IS NOT NULL ORDER BY stream_seq"))
+	{
+		my ($id, $stream, $is_due) = @$row;
+		next if $blocked{$stream};
+		if ($is_due && $known{free}{$id}) { $known{in_line}{$id} = 1 }
+		else { $blocked{$stream} = 1 }
+	}
+	$admin->do('ROLLBACK');
+	return \%known;
+}
+
+sub claim_all
+{
+	return map { $_->[0] } $admin->selectall_array(
+		'SELECT id FROM outbox.claim(?, 30, 10000, max_attempts => 100000)', undef, owner(99));
+}
+
+# Compare a claim with the model; the complaints.
+sub check
+{
+	my $known = expect();
+	my @wrong;
+
+	$nchecks++;
+	$admin->do('BEGIN');
+	my @got = claim_all();
+	my %got = map { $_ => 1 } @got;
+	push @wrong, map { "message $_ was not seen" } grep { !$got{$_} } keys %{ $known->{due} };
+	push @wrong, map { "message $_ is somebody else's" } grep { !$known->{free}{$_} } @got;
+	if ($mode{streams} && @got)
+	{
+		my $ids = join ',', @got;
+		push @wrong, map { "message $_->[0] was taken before $_->[1]" } $admin->selectall_array(
+			"SELECT a.id, b.id FROM outbox.queue a JOIN outbox.queue b ON b.stream_id = a.stream_id
+			    AND b.stream_seq < a.stream_seq WHERE a.id IN ($ids) AND b.id NOT IN ($ids)");
+	}
+	push @wrong, map { "message $_ of a stream was not seen" } grep { !$got{$_} } keys %{ $known->{in_line} };
+	if (rand() < 0.7)
+	{
+		$admin->do('ROLLBACK');
+	}
+	else
+	{
+		$admin->do('COMMIT');
+		$admin->do('SELECT outbox.release(?)', undef, owner(99));
+	}
+	return @wrong;
+}
+
+sub run
+{
+	my ($name, %how) = @_;
+	my @wrong;
+
+	%mode = (streams => 0, settings => [], crashes => 0, %how);
+	srand($seed);
+	$admin = connect_to($node, settings => $mode{settings});
+	reset_all();
+	for my $step (1 .. $steps)
+	{
+		my $session = $sessions[ rand @sessions ];
+
+		if (!eval { act($session); 1 })
+		{
+			$@ =~ /lock timeout|could not serialize|transaction is aborted|savepoint .* does not exist/
+			  or die "step $step: $@";
+			if ($session->{savepoints} && $session->{open} && rand() < 0.5)
+			{
+				$session->{dbh}->do("ROLLBACK TO s$session->{savepoints}");
+			}
+			else
+			{
+				$session->{dbh}->do('ROLLBACK');
+				$session->{open} = 0;
+			}
+		}
+		if ($mode{crashes} && $step % int($steps / $mode{crashes}) == 0)
+		{
+			kill_backend($node, $sessions[ rand @sessions ]{dbh}{pg_pid});
+			$admin = connect_to($node, settings => $mode{settings});
+			open_session($_) for 0 .. $nsessions - 1;
+		}
+		push @wrong, map { "step $step: $_" } check() if $step % 5 == 0;
+		last if @wrong;
+	}
+	is_deeply(\@wrong, [], "$name, seed $seed");
+	return;
+}
+
+run('messages without streams');
+run('messages with streams', streams => 1);
+run('without the cursor', streams => 1, settings => ['SET outbox.use_cursor = off']);
+run('written by SQL', streams => 1, settings => ['SET outbox.use_direct = off']);
+run('with crashes', streams => 1, crashes => 4);
+cmp_ok($nchecks, '>=', $steps / 5 * 5 - 5, 'as often as intended');
+
+$_->{dbh}->disconnect for @sessions;
+$admin->disconnect;
+$node->safe_psql('postgres', 'CREATE EXTENSION amcheck');
+is($node->safe_psql('postgres', <<'Q'), 't', 'the indexes hold what the tables hold');
+SELECT count(*) > 4 FROM (
+    SELECT bt_index_check(c.oid, true) FROM pg_class c JOIN pg_am a ON a.oid = c.relam
+     WHERE c.relnamespace = 'outbox'::regnamespace AND c.relkind = 'i' AND a.amname = 'btree'
+       AND c.relpersistence = 'p' OFFSET 0) checked
+Q
+$node->stop;
+done_testing();
