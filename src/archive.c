@@ -113,7 +113,7 @@ find_partition(int keep, int64 day)
 	relid = get_relname_relid(name, outbox_catalog()->namespace);
 	if (OidIsValid(relid))
 	{
-		known[next_known] = (KnownPartition) {keep, day, relid};
+		known[next_known] = OUTBOX_MAKE(KnownPartition, keep, day, relid);
 		next_known = (next_known + 1) % MAX_KNOWN;
 		nknown = Max(nknown, next_known == 0 ? MAX_KNOWN : next_known);
 	}

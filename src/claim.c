@@ -113,7 +113,7 @@ add_source(Claimer *claimer, OutboxKey key, OutboxWalk *walk,
 		claimer->sources[at] = claimer->sources[(at - 1) / 2];
 		at = (at - 1) / 2;
 	}
-	claimer->sources[at] = (Source) {key, walk, follower};
+	claimer->sources[at] = OUTBOX_MAKE(Source, key, walk, follower);
 }
 
 static Source
@@ -257,8 +257,8 @@ take(Claimer *claimer, TupleTableSlot *message, bool walked,
 {
 	TupleTableSlot *row = claimer->row;
 	bool		moves =
-		!outbox_lane_is_topic(DatumGetInt64(outbox_row_get(message, Q_LANE))) ||
-		DatumGetTimestampTz(outbox_row_get(message, Q_READY_AT)) > claimer->now;
+	!outbox_lane_is_topic(DatumGetInt64(outbox_row_get(message, Q_LANE))) ||
+	DatumGetTimestampTz(outbox_row_get(message, Q_READY_AT)) > claimer->now;
 	OutboxRowResult result;
 
 	outbox_new_row_from(row, message);
@@ -525,7 +525,7 @@ static int
 admit_lanes(const OutboxClaim *claim, int64 *lanes, int nlanes)
 {
 	uint32		reserved =
-		outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
+	outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
 	int			n = 0;
 
 	for (int i = 0; i < nlanes; i++)

@@ -185,7 +185,7 @@ outbox_make_row(const OutboxMessage *message, const OutboxStreamTurn *turn,
 	if (message->due_time != NULL && *message->due_time > now)
 		next_attempt_at = *message->due_time;
 	*lane = outbox_topic_lane(message->namespace, message->topic);
-	*key = (OutboxKey) {next_attempt_at, message->id};
+	*key = OUTBOX_MAKE(OutboxKey, next_attempt_at, message->id);
 	if (turn != NULL && turn->place == OUTBOX_PLACE_OWNER)
 		*lane = outbox_owner_lane(&turn->owner);
 	else if (turn != NULL && turn->place == OUTBOX_PLACE_PARKED)
@@ -271,7 +271,7 @@ add_to_range(Enqueuer *enqueuer, int64 lane, OutboxKey key)
 	if (range->used && (range->lane != lane || range->hi.at != key.at))
 		flush_rows(enqueuer);
 	if (!range->used)
-		*range = (KeyRange) {lane, key, key, true};
+		*range = OUTBOX_MAKE(KeyRange, lane, key, key, true);
 	range->lo = outbox_key_min(range->lo, key);
 	range->hi = outbox_key_max(range->hi, key);
 }

@@ -16,6 +16,7 @@
 #include "utils/snapmgr.h"
 
 #include "hint.h"
+#include "outbox.h"
 
 #define MAX_HINTS 4096			/* a power of 2 */
 
@@ -37,7 +38,7 @@ hint_for(int64 id)
 void
 outbox_hint_remember(Oid relid, int64 id, ItemPointer tid)
 {
-	*hint_for(id) = (Hint) {id, relid, *tid};
+	*hint_for(id) = OUTBOX_MAKE(Hint, id, relid, *tid);
 }
 
 /* How far hints can be followed, now that the table is locked. */

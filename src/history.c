@@ -103,8 +103,7 @@ static const struct
 {
 	AttrNumber	from;
 	AttrNumber	to;
-}			carried[] =
-{
+}			carried[] = {
 	{Q_ID, H_ID},
 	{Q_CREATED_AT, H_CREATED_AT},
 	{Q_ATTEMPTS, H_ATTEMPTS},

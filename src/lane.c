@@ -233,7 +233,7 @@ outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
 			return;
 		}
 	}
-	outbox_lane_found_range(scan, &(OutboxHole) {key, key, xid, claimed});
+	outbox_lane_found_range(scan, &OUTBOX_MAKE(OutboxHole, key, key, xid, claimed));
 }
 
 /* Remember a hole, whatever its size. */
@@ -292,7 +292,7 @@ outbox_lane_found_lease(OutboxLaneScan *scan, OutboxKey key,
 		}
 	}
 	scan->found_leases[scan->nfound_leases++] =
-		(OutboxBucket) {locked_until, key, key};
+		OUTBOX_MAKE(OutboxBucket, locked_until, key, key);
 }
 
 /*
@@ -329,7 +329,7 @@ advance_cursor(OutboxLane *slot, const OutboxLaneScan *scan, OutboxKey done,
 	{
 		target = done;
 		if (scan->exhausted)
-			target = outbox_key_max(target, (OutboxKey) {now, PG_INT64_MIN});
+			target = outbox_key_max(target, OUTBOX_MAKE(OutboxKey, now, PG_INT64_MIN));
 		target = outbox_key_min(target, scan->limit);
 		target = outbox_key_min(target, low);
 	}

@@ -101,7 +101,7 @@ outbox_lane_note_change(Oid relid, int64 lane, OutboxKey key)
 		}
 	}
 	changes = reserve(changes, nchanges, &max_changes, sizeof(OwnChange));
-	changes[nchanges++] = (OwnChange) {relid, lane, key, key, xid, false};
+	changes[nchanges++] = OUTBOX_MAKE(OwnChange, relid, lane, key, key, xid, false);
 }
 
 /* A scan of ours cannot see them: have it leave holes for them. */
@@ -115,8 +115,8 @@ outbox_lane_add_own_changes(OutboxLaneScan *scan)
 		if (change->lane != scan->lane || change->relid != scan->relid ||
 			change->published)
 			continue;
-		outbox_lane_found_range(scan, &(OutboxHole) {change->lo, change->hi,
-			change->xid, true});
+		outbox_lane_found_range(scan, &OUTBOX_MAKE(OutboxHole, change->lo, change->hi,
+												   change->xid, true));
 		change->published = true;
 	}
 }
@@ -136,7 +136,7 @@ outbox_lane_remember_claim(OutboxLane *slot, Oid relid, int64 lane,
 			return;
 	}
 	claims = reserve(claims, nclaims, &max_claims, sizeof(OwnClaim));
-	claims[nclaims++] = (OwnClaim) {slot, relid, lane, xid};
+	claims[nclaims++] = OUTBOX_MAKE(OwnClaim, slot, relid, lane, xid);
 }
 
 static void
@@ -175,7 +175,7 @@ void
 outbox_lane_hold_watch(OutboxLane *slot, int watch)
 {
 	watches[nwatches++] =
-		(HeldWatch) {slot, watch, GetCurrentTransactionNestLevel()};
+		OUTBOX_MAKE(HeldWatch, slot, watch, GetCurrentTransactionNestLevel());
 }
 
 /* It has been given back. */

@@ -19,6 +19,9 @@
 #define OUTBOX_MAX_LEASE_SECONDS 86400
 #define OUTBOX_MAX_WAIT_MS 60000
 
+/* A struct from its members, as an expression. */
+#define OUTBOX_MAKE(type, ...) ((type) {__VA_ARGS__})
+
 /* The state of a message, an inbox row, a timer or a run. */
 typedef enum OutboxStatus
 {
@@ -46,8 +49,8 @@ typedef struct OutboxKey
 	int64		id;
 } OutboxKey;
 
-#define OUTBOX_KEY_MIN ((OutboxKey) {PG_INT64_MIN, PG_INT64_MIN})
-#define OUTBOX_KEY_MAX ((OutboxKey) {PG_INT64_MAX, PG_INT64_MAX})
+#define OUTBOX_KEY_MIN OUTBOX_MAKE(OutboxKey, PG_INT64_MIN, PG_INT64_MIN)
+#define OUTBOX_KEY_MAX OUTBOX_MAKE(OutboxKey, PG_INT64_MAX, PG_INT64_MAX)
 
 static inline int
 outbox_key_cmp(OutboxKey a, OutboxKey b)

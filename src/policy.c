@@ -170,10 +170,12 @@ find_policy(const text *namespace, const text *topic)
 static double
 interval_usecs(const Interval *interval)
 {
-	double		days = interval->day +
-		(double) (interval->month / MONTHS_PER_YEAR) * DAYS_PER_YEAR +
-		(double) (interval->month % MONTHS_PER_YEAR) * DAYS_PER_MONTH;
+	int			years = interval->month / MONTHS_PER_YEAR;
+	int			months = interval->month % MONTHS_PER_YEAR;
+	double		days;
 
+	days = years * (double) DAYS_PER_YEAR + months * (double) DAYS_PER_MONTH +
+		interval->day;
 	return days * (double) USECS_PER_DAY + (double) interval->time;
 }
 

@@ -54,11 +54,11 @@ make_ranges(OutboxWalk *walk)
 
 	ranges = palloc_array(OutboxRange, work->nholes + work->nbuckets + 1);
 	for (int i = 0; i < work->nholes; i++)
-		ranges[n++] = (OutboxRange) {work->holes[i].lo, work->holes[i].hi, false};
+		ranges[n++] = OUTBOX_MAKE(OutboxRange, work->holes[i].lo, work->holes[i].hi, false);
 	for (int i = 0; i < work->nbuckets; i++)
-		ranges[n++] = (OutboxRange) {work->buckets[i].lo, work->buckets[i].hi, false};
+		ranges[n++] = OUTBOX_MAKE(OutboxRange, work->buckets[i].lo, work->buckets[i].hi, false);
 	if (work->scan_main)
-		ranges[n++] = (OutboxRange) {work->cursor, end, true};
+		ranges[n++] = OUTBOX_MAKE(OutboxRange, work->cursor, end, true);
 
 	if (n > 1)
 		qsort(ranges, n, sizeof(OutboxRange), cmp_range);
@@ -121,7 +121,7 @@ peek_next_due(OutboxWalk *walk)
 	/* the index alone tells: there may be many dead rows ahead */
 	walk->scan->xs_want_itup = true;
 	position(walk, BTGreaterStrategyNumber,
-			 (OutboxKey) {walk->now, PG_INT64_MAX}, DT_NOEND);
+			 OUTBOX_MAKE(OutboxKey, walk->now, PG_INT64_MAX), DT_NOEND);
 	if (index_getnext_tid(walk->scan, ForwardScanDirection) == NULL)
 		return DT_NOEND;
 	return DatumGetTimestampTz(index_getattr(walk->scan->xs_itup, 2,
@@ -277,7 +277,7 @@ outbox_walk_next(OutboxWalk *walk)
 		if (next_row(walk))
 			return true;
 		walk->positioned = false;
-		end = outbox_key_min(range->hi, (OutboxKey) {walk->now, PG_INT64_MIN});
+		end = outbox_key_min(range->hi, OUTBOX_MAKE(OutboxKey, walk->now, PG_INT64_MIN));
 		work->passed = outbox_key_max(work->passed, outbox_key_next(end));
 		if (range->main)
 		{

@@ -160,9 +160,10 @@ static OutboxRowResult
 renew(Settler *settler)
 {
 	TupleTableSlot *slot = settler->slot;
-	TimestampTz until = settler->now +
-		(TimestampTz) settler->settle->lease_seconds * USECS_PER_SEC;
+	TimestampTz until;
 
+	until = settler->now +
+		(TimestampTz) settler->settle->lease_seconds * USECS_PER_SEC;
 	outbox_new_row_from(settler->row, slot);
 	outbox_row_set(settler->row, Q_LOCKED_UNTIL, TimestampTzGetDatum(until));
 	outbox_row_set(settler->row, Q_UPDATED_AT,
@@ -349,7 +350,7 @@ collect_lease(OutboxWalk *walk, void *arg)
 										  sizeof(OutboxLeaseRef));
 		}
 		found->leases[found->nleases++] =
-			(OutboxLeaseRef) {walk->key.id, -1};
+			OUTBOX_MAKE(OutboxLeaseRef, walk->key.id, -1);
 	}
 	outbox_walk_left(walk);
 	return true;

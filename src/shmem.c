@@ -116,7 +116,7 @@ attach_segment(void)
 		if (segment != NULL)
 		{
 			outbox_directory_init(dsm_segment_address(segment),
-								   OUTBOX_DEFAULT_LANES);
+								  OUTBOX_DEFAULT_LANES);
 			dsm_pin_segment(segment);
 			*handle = dsm_segment_handle(segment);
 		}

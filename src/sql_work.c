@@ -162,7 +162,7 @@ get_leases(FunctionCallInfo fcinfo, int ids_arg, int attempts_arg,
 		if (attempts != NULL)
 			attempt = Max(DatumGetInt32(attempts[i]), 0);
 		settle->leases[settle->nleases++] =
-			(OutboxLeaseRef) {DatumGetInt64(ids[i]), attempt};
+			OUTBOX_MAKE(OutboxLeaseRef, DatumGetInt64(ids[i]), attempt);
 	}
 }
 

@@ -223,12 +223,12 @@ put_first(OutboxTable *queue, TupleTableSlot *first, const pg_uuid_t *holder,
 		  TimestampTz now, TransactionId *writer)
 {
 	int64		lane = holder != NULL ? outbox_owner_lane(holder) :
-		outbox_queue_topic_lane(first);
+	outbox_queue_topic_lane(first);
 	TimestampTz next = DatumGetTimestampTz(outbox_row_get(first,
 														  Q_NEXT_ATTEMPT_AT));
 	TimestampTz ready = DatumGetTimestampTz(outbox_row_get(first, Q_READY_AT));
 	bool		leased =
-		DatumGetInt16(outbox_row_get(first, Q_STATUS)) == OUTBOX_IN_PROGRESS;
+	DatumGetInt16(outbox_row_get(first, Q_STATUS)) == OUTBOX_IN_PROGRESS;
 
 	if (!leased && DatumGetInt64(outbox_row_get(first, Q_LANE)) == lane &&
 		(ready != DT_NOEND || next == DT_NOEND))
@@ -383,7 +383,7 @@ read_doubts(OutboxTable *doubts, bool *any)
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
 		TransactionId writer =
-			DatumGetTransactionId(outbox_row_get(slot, S_WAITS_FOR));
+		DatumGetTransactionId(outbox_row_get(slot, S_WAITS_FOR));
 
 		*any = true;
 		if (!TransactionIdIsValid(outbox_row_writer(&dirty)) &&

@@ -55,8 +55,8 @@ static char *
 statement_text(OutboxTable *table, StatementKind kind)
 {
 	const char *relation =
-		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table->rel)),
-								   RelationGetRelationName(table->rel));
+	quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table->rel)),
+							   RelationGetRelationName(table->rel));
 	const char *key = column_name(table, 1);
 	StringInfoData sql;
 
@@ -118,7 +118,7 @@ get_statement(OutboxTable *table, StatementKind kind)
 	if (statement == NULL)
 	{
 		int			nargs = kind == STMT_INSERT || kind == STMT_UPDATE ?
-			table->natts : 1;
+		table->natts : 1;
 		Oid		   *types = palloc_array(Oid, nargs);
 		SPIPlanPtr	plan;
 
