@@ -71,7 +71,9 @@ SHOW outbox.backoff_max;
 SHOW outbox.poll_interval;
 SELECT name, setting, unit, context, min_val, max_val FROM pg_settings
  WHERE name LIKE 'outbox.%' AND context <> 'postmaster' ORDER BY name COLLATE "C";
+\set VERBOSITY sqlstate
 SET outbox.lease_seconds = 0;
+\set VERBOSITY default
 SET outbox.batch_size = 10001;
 SET outbox.log_level = 'loud';
 SET outbox.join_wait_topic = '';

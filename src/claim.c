@@ -256,11 +256,12 @@ take(Claimer *claimer, TupleTableSlot *message, bool walked,
 	 TransactionId *blocker)
 {
 	TupleTableSlot *row = claimer->row;
-	bool		moves =
-	!outbox_lane_is_topic(DatumGetInt64(outbox_row_get(message, Q_LANE))) ||
-	DatumGetTimestampTz(outbox_row_get(message, Q_READY_AT)) > claimer->now;
+	bool		moves;
 	OutboxRowResult result;
 
+	moves =
+		!outbox_lane_is_topic(DatumGetInt64(outbox_row_get(message, Q_LANE))) ||
+		DatumGetTimestampTz(outbox_row_get(message, Q_READY_AT)) > claimer->now;
 	outbox_new_row_from(row, message);
 	if (moves)
 	{
@@ -524,10 +525,10 @@ lanes_of_topics(const OutboxClaim *claim, int64 *lanes, int *nlanes)
 static int
 admit_lanes(const OutboxClaim *claim, int64 *lanes, int nlanes)
 {
-	uint32		reserved =
-	outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
+	uint32		reserved;
 	int			n = 0;
 
+	reserved = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
 	for (int i = 0; i < nlanes; i++)
 	{
 		if (claim->topics == NULL && outbox_lane_topic(lanes[i]) == reserved)

@@ -13,6 +13,9 @@
 #include "access/genam.h"
 #include "access/tableam.h"
 #include "funcapi.h"
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
 
 #if PG_VERSION_NUM < 150000
 #error "outbox needs PostgreSQL 15 or later"

@@ -7,6 +7,7 @@
 
 #include "postgres.h"
 
+#include "compat.h"
 #include "utils/uuid.h"
 
 extern int64 outbox_topic_lane(const text *namespace, const text *topic);

@@ -222,14 +222,15 @@ static bool
 put_first(OutboxTable *queue, TupleTableSlot *first, const pg_uuid_t *holder,
 		  TimestampTz now, TransactionId *writer)
 {
-	int64		lane = holder != NULL ? outbox_owner_lane(holder) :
-	outbox_queue_topic_lane(first);
+	int64		lane;
 	TimestampTz next = DatumGetTimestampTz(outbox_row_get(first,
 														  Q_NEXT_ATTEMPT_AT));
 	TimestampTz ready = DatumGetTimestampTz(outbox_row_get(first, Q_READY_AT));
-	bool		leased =
-	DatumGetInt16(outbox_row_get(first, Q_STATUS)) == OUTBOX_IN_PROGRESS;
+	bool		leased;
 
+	lane = holder != NULL ? outbox_owner_lane(holder) :
+		outbox_queue_topic_lane(first);
+	leased = DatumGetInt16(outbox_row_get(first, Q_STATUS)) == OUTBOX_IN_PROGRESS;
 	if (!leased && DatumGetInt64(outbox_row_get(first, Q_LANE)) == lane &&
 		(ready != DT_NOEND || next == DT_NOEND))
 		return true;
@@ -382,9 +383,9 @@ read_doubts(OutboxTable *doubts, bool *any)
 	scan = table_beginscan(doubts->rel, &dirty, 0, NULL);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
-		TransactionId writer =
-		DatumGetTransactionId(outbox_row_get(slot, S_WAITS_FOR));
+		TransactionId writer;
 
+		writer = DatumGetTransactionId(outbox_row_get(slot, S_WAITS_FOR));
 		*any = true;
 		if (!TransactionIdIsValid(outbox_row_writer(&dirty)) &&
 			!TransactionIdIsInProgress(writer))

@@ -54,12 +54,13 @@ column_name(OutboxTable *table, int attnum)
 static char *
 statement_text(OutboxTable *table, StatementKind kind)
 {
-	const char *relation =
-	quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table->rel)),
-							   RelationGetRelationName(table->rel));
 	const char *key = column_name(table, 1);
+	const char *relation;
 	StringInfoData sql;
 
+	relation =
+		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table->rel)),
+								   RelationGetRelationName(table->rel));
 	initStringInfo(&sql);
 	switch (kind)
 	{
@@ -117,8 +118,8 @@ get_statement(OutboxTable *table, StatementKind kind)
 	statement = hash_search(statements, &key, HASH_FIND, NULL);
 	if (statement == NULL)
 	{
-		int			nargs = kind == STMT_INSERT || kind == STMT_UPDATE ?
-		table->natts : 1;
+		bool		whole = kind == STMT_INSERT || kind == STMT_UPDATE;
+		int			nargs = whole ? table->natts : 1;
 		Oid		   *types = palloc_array(Oid, nargs);
 		SPIPlanPtr	plan;
 

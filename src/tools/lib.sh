@@ -38,6 +38,14 @@ offered_version() {
         sed -n 's/^postgresql-server-dev-\([0-9]*\) .*/\1/p' | sort -n | tail -1
 }
 
+# Those of the packages that this system knows.
+offered() {
+    local package
+    for package; do
+        ! apt-cache show "$package" >/dev/null 2>&1 || echo "$package"
+    done
+}
+
 # Install what is missing. A package of PostgreSQL would make a cluster and
 # start it; that is switched off meanwhile.
 need_packages() {
@@ -97,7 +105,7 @@ make_sandbox() {
     if [ "$(id -u)" = 0 ]; then
         chown -R postgres: "$SANDBOX/run" "$SANDBOX/src"
     fi
-    export PATH="$BINDIR:$PATH" PGHOST="$SANDBOX/run" PGUSER=postgres PGDATABASE=postgres
+    export PG_CONFIG PATH="$BINDIR:$PATH" PGHOST="$SANDBOX/run" PGUSER=postgres PGDATABASE=postgres
     unset PGPORT PGSERVICE PGOPTIONS PGPASSWORD 2>/dev/null || true
 }
 

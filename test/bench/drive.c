@@ -2,18 +2,22 @@
  * drive.c
  *	  Load for the benchmark: clients that do nothing but call the queue.
  *
- * One process, a thread per connection, prepared statements, binary of its
- * own so that the client costs the same whatever is measured.  The figures
- * are printed as name=value pairs on one line; run.sh makes a table of them.
+ * One process, a thread per connection, prepared statements, so that the
+ * client costs the same whatever is measured.
  *
- *	drive drain SYSTEM CONNS BATCH [KEY=VALUE...]	take and finish until empty
- *	drive pump SYSTEM SECONDS RATE					produce and consume at a rate
- *	drive calls CONNS COUNT SQL [SETUP]				repeat a statement
+ *	drive fill SYSTEM COUNT BATCH				enqueue, BATCH in a transaction
+ *	drive drain SYSTEM CONNS BATCH [LIMIT]		take and finish until none is left,
+ *												or LIMIT were had by each
+ *	drive pump SYSTEM RATE SECONDS				enqueue at a rate, and drain
+ *	drive call CONNS COUNT PER_XACT STATEMENT	repeat a statement
  *
- * SYSTEM names the statements in systems[] below.
+ * SYSTEM is one of systems[] below; $1 in STATEMENT stands for a payload.
+ *
+ * When the connections are there it says "ready", and waits for a line; then
+ * it does its work, and says what came of it, as name=value on one line; then
+ * it waits for the end of its input. So whoever runs it can read the server's
+ * meters at both ends with all backends alive, and no other work between.
  */
-#include <errno.h>
-#include <dirent.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -27,56 +31,80 @@
 #include <libpq-fe.h>
 
 #define MAX_CONNS 64
-#define MAX_SAMPLES 20000000
-#define WINDOW_SECONDS 10
+#define WINDOW_SECONDS 10		/* how long the pump's percentiles span */
 #define MAX_WINDOWS 64
+#define PUMP_CONNS 2			/* producers, and as many consumers */
+#define PUMP_PRODUCE 10			/* messages a transaction */
+#define PUMP_CLAIM 100
+#define IDLE_US 2000			/* a consumer's rest when it found little */
+#define WARMUP_CLAIMS 5			/* not timed */
+#define PAYLOAD_LENGTH 200
 
 typedef struct System
 {
 	const char *name;
-	const char *claim;			/* $1 owner, $2 batch; first column: the id */
-	const char *settle;			/* $1 owner, $2 ids */
+	const char *open;			/* names the batch, if that is a call by
+								 * itself; no row or NULL: there is none */
+	const char *claim;			/* $1 owner, $2 batch size; or $1 batch.
+								 * First column: the id */
+	const char *settle;			/* $1 owner, $2 ids; or $1 batch */
 	const char *produce;		/* $1 payloads */
+	const char *produced;		/* called after it, or NULL */
 } System;
+
+#define SQLQ_CLAIM \
+	"WITH c AS (SELECT id FROM sqlq.queue" \
+	" WHERE status = 0 AND available_at <= now()" \
+	" AND namespace = 'default' AND topic = 'bench'" \
+	" ORDER BY available_at, id LIMIT $2::int FOR UPDATE SKIP LOCKED)" \
+	" UPDATE sqlq.queue q SET status = 1, owner = $1::uuid," \
+	" locked_until = now() + interval '300 s', attempts = attempts + 1," \
+	" updated_at = now()" \
+	" FROM c WHERE q.id = c.id RETURNING q.id, q.payload"
+#define SQLQ_MINE "id = ANY($2::bigint[]) AND owner = $1::uuid AND status = 1"
+#define SQLQ_PRODUCE \
+	"INSERT INTO sqlq.queue (topic, payload)" \
+	" SELECT 'bench', p FROM unnest($1::text[]) p"
 
 static const System systems[] = {
 	{
-		"outbox",
-		"SELECT id, payload FROM outbox.claim($1::uuid, 300, $2::int, 'default', ARRAY['bench'])",
-		"SELECT outbox.ack($1::uuid, $2::bigint[])",
-		"SELECT outbox.enqueue_many('bench', $1::text[])"
+		.name = "outbox",
+		.claim = "SELECT id, payload FROM outbox.claim($1::uuid, 300, $2::int,"
+		" 'default', ARRAY['bench'])",
+		.settle = "SELECT outbox.ack($1::uuid, $2::bigint[])",
+		.produce = "SELECT outbox.enqueue_many('bench', $1::text[])"
 	},
 	{
-		"outbox-all",
-		"SELECT id, payload FROM outbox.claim($1::uuid, 300, $2::int)",
-		"SELECT outbox.ack($1::uuid, $2::bigint[])",
-		"SELECT outbox.enqueue_many('bench', $1::text[])"
+		.name = "sql-keep",
+		.claim = SQLQ_CLAIM,
+		.settle = "UPDATE sqlq.queue SET status = 2, processed_at = now(),"
+		" processed_by = $1::uuid, updated_at = now() WHERE " SQLQ_MINE,
+		.produce = SQLQ_PRODUCE
 	},
 	{
-		"sql-keep",
-		"WITH c AS (SELECT id FROM sqlq.queue WHERE status = 0 AND available_at <= now()"
-		" AND namespace = 'default' AND topic = 'bench'"
-		" ORDER BY available_at, id LIMIT $2::int FOR UPDATE SKIP LOCKED)"
-		" UPDATE sqlq.queue q SET status = 1, owner = $1::uuid,"
-		" locked_until = now() + interval '300 s', attempts = attempts + 1, updated_at = now()"
-		" FROM c WHERE q.id = c.id RETURNING q.id, q.payload",
-		"UPDATE sqlq.queue SET status = 2, processed_at = now(), processed_by = $1::uuid,"
-		" updated_at = now()"
-		" WHERE id = ANY($2::bigint[]) AND owner = $1::uuid AND status = 1",
-		"INSERT INTO sqlq.queue (topic, payload) SELECT 'bench', p FROM unnest($1::text[]) p"
+		.name = "sql-delete",
+		.claim = SQLQ_CLAIM,
+		.settle = "DELETE FROM sqlq.queue WHERE " SQLQ_MINE,
+		.produce = SQLQ_PRODUCE
 	},
 	{
-		"sql-delete",
-		"WITH c AS (SELECT id FROM sqlq.queue WHERE status = 0 AND available_at <= now()"
-		" AND namespace = 'default' AND topic = 'bench'"
-		" ORDER BY available_at, id LIMIT $2::int FOR UPDATE SKIP LOCKED)"
-		" UPDATE sqlq.queue q SET status = 1, owner = $1::uuid,"
-		" locked_until = now() + interval '300 s', attempts = attempts + 1, updated_at = now()"
-		" FROM c WHERE q.id = c.id RETURNING q.id, q.payload",
-		"DELETE FROM sqlq.queue WHERE id = ANY($2::bigint[]) AND owner = $1::uuid AND status = 1",
-		"INSERT INTO sqlq.queue (topic, payload) SELECT 'bench', p FROM unnest($1::text[]) p"
+		.name = "pgq",
+		.open = "SELECT pgq.next_batch('bench', 'drive')",
+		.claim = "SELECT ev_id, ev_data FROM pgq.get_batch_events($1::bigint)",
+		.settle = "SELECT pgq.finish_batch($1::bigint)",
+		.produce = "SELECT pgq.insert_event('bench', 'bench', p)"
+		" FROM unnest($1::text[]) p",
+		.produced = "SELECT pgq.ticker('bench')"
 	},
 };
+
+/* Durations, in milliseconds. */
+typedef struct Samples
+{
+	double	   *ms;
+	long		n;
+	long		room;
+} Samples;
 
 typedef struct Worker
 {
@@ -85,24 +113,24 @@ typedef struct Worker
 	char		owner[37];
 	long		messages;
 	long		calls;
-	uint32_t   *samples;		/* microseconds of each claim that found any */
-	long		nsamples;
-	uint32_t   *window[MAX_WINDOWS];
-	long		nwindow[MAX_WINDOWS];
+	Samples		window[MAX_WINDOWS];	/* the pump uses more than one */
 } Worker;
 
 static const System *sys;
-static int	nconns;
-static int	batch;
-static long rate;
-static int	seconds;
-static long count;
-static const char *call_sql;
-static Worker workers[MAX_CONNS];
-static Worker producers[4];
+static int	nconns = 1;
+static int	batch;				/* messages a transaction */
+static long count;				/* of messages or calls, each worker */
+static long rate;				/* messages a second, all producers */
+static int	seconds;			/* 0: as long as it takes */
+static bool call_has_payload;
 static volatile bool stop;
 static double started;
-static volatile long produced;
+static Worker workers[MAX_CONNS];
+static Worker producers[PUMP_CONNS];
+
+/* ---------------------------------------------------------------------- */
+/* Helpers                                                                */
+/* ---------------------------------------------------------------------- */
 
 static void
 die(const char *format,...)
@@ -125,6 +153,64 @@ now(void)
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
+static void *
+allocate(void *old, size_t size)
+{
+	void	   *p = realloc(old, size);
+
+	if (p == NULL)
+		die("out of memory");
+	return p;
+}
+
+static void
+add_sample(Samples *samples, double ms)
+{
+	if (samples->n == samples->room)
+	{
+		samples->room = samples->room > 0 ? samples->room * 2 : 1024;
+		samples->ms = allocate(samples->ms, samples->room * sizeof(double));
+	}
+	samples->ms[samples->n++] = ms;
+}
+
+static int
+compare_doubles(const void *a, const void *b)
+{
+	double		x = *(const double *) a;
+	double		y = *(const double *) b;
+
+	return (x > y) - (x < y);
+}
+
+/* All workers' samples of a window, in order. */
+static Samples
+collect_window(int window)
+{
+	Samples		all = {0};
+
+	for (int i = 0; i < nconns; i++)
+	{
+		Samples    *one = &workers[i].window[window];
+
+		for (long k = 0; k < one->n; k++)
+			add_sample(&all, one->ms[k]);
+	}
+	if (all.n > 0)
+		qsort(all.ms, all.n, sizeof(double), compare_doubles);
+	return all;
+}
+
+static double
+percentile(const Samples *sorted, double p)
+{
+	return sorted->n > 0 ? sorted->ms[(long) (p * (sorted->n - 1))] : 0;
+}
+
+/* ---------------------------------------------------------------------- */
+/* The server                                                             */
+/* ---------------------------------------------------------------------- */
+
 static PGresult *
 check(PGconn *conn, PGresult *result)
 {
@@ -135,195 +221,224 @@ check(PGconn *conn, PGresult *result)
 	return result;
 }
 
-static PGconn *
-open_connection(void)
+static PGresult *
+execute(PGconn *conn, const char *name, int nparams, const char *const *params)
 {
-	PGconn	   *conn = PQconnectdb("");
-
-	if (PQstatus(conn) != CONNECTION_OK)
-		die("%s", PQerrorMessage(conn));
-	PQclear(check(conn, PQexec(conn, "SET client_min_messages = warning")));
-	return conn;
+	return check(conn, PQexecPrepared(conn, name, nparams, params, NULL, NULL,
+									  0));
 }
 
 static void
+run_command(PGconn *conn, const char *command)
+{
+	PQclear(check(conn, PQexec(conn, command)));
+}
+
+/* Prepare a statement, unless there is none. */
+static void
 prepare(PGconn *conn, const char *name, const char *sql)
 {
-	PQclear(check(conn, PQprepare(conn, name, sql, 0, NULL)));
+	if (sql != NULL)
+		PQclear(check(conn, PQprepare(conn, name, sql, 0, NULL)));
 }
 
-static long
-query_long(const char *sql)
+static void
+connect_worker(Worker *worker, int number)
 {
-	PGconn	   *conn = open_connection();
-	PGresult   *result = check(conn, PQexec(conn, sql));
-	long		value = atol(PQgetvalue(result, 0, 0));
-
-	PQclear(result);
-	PQfinish(conn);
-	return value;
-}
-
-/* ---------------------------------------------------------------------- */
-/* What the server has spent                                              */
-/* ---------------------------------------------------------------------- */
-
-static double
-read_schedstat(int pid)
-{
-	char		path[64];
-	FILE	   *file;
-	double		ns = 0;
-
-	snprintf(path, sizeof(path), "/proc/%d/schedstat", pid);
-	file = fopen(path, "r");
-	if (file != NULL)
+	worker->conn = PQconnectdb("");
+	if (PQstatus(worker->conn) != CONNECTION_OK)
+		die("%s", PQerrorMessage(worker->conn));
+	run_command(worker->conn, "SET client_min_messages = warning");
+	snprintf(worker->owner, sizeof(worker->owner),
+			 "00000000-0000-4000-8000-%012d", number + 1);
+	if (sys != NULL)
 	{
-		if (fscanf(file, "%lf", &ns) != 1)
-			ns = 0;
-		fclose(file);
+		prepare(worker->conn, "open", sys->open);
+		prepare(worker->conn, "claim", sys->claim);
+		prepare(worker->conn, "settle", sys->settle);
+		prepare(worker->conn, "produce", sys->produce);
+		prepare(worker->conn, "produced", sys->produced);
 	}
-	return ns / 1e9;
 }
 
-/* Parent, and the CPU time of children that have ended. */
-static bool
-read_stat(int pid, int *parent, double *children)
-{
-	char		path[64];
-	char		line[1024];
-	FILE	   *file;
-	char	   *p;
-	long		cutime;
-	long		cstime;
-	bool		ok;
+/* ---------------------------------------------------------------------- */
+/* Producing                                                              */
+/* ---------------------------------------------------------------------- */
 
-	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	file = fopen(path, "r");
-	if (file == NULL)
-		return false;
-	ok = fgets(line, sizeof(line), file) != NULL &&
-		(p = strrchr(line, ')')) != NULL &&
-		sscanf(p + 2, "%*c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %ld %ld",
-			   parent, &cutime, &cstime) == 3;
-	fclose(file);
-	if (ok)
-		*children = (double) (cutime + cstime) / sysconf(_SC_CLK_TCK);
-	return ok;
+/* A payload: JSON, all of them of one length, no two alike. */
+static void
+write_payload(char *to, long number)
+{
+	int			n = sprintf(to, "{\"order\": %ld, \"note\": \"",
+							1000000000 + number);
+
+	memset(to + n, 'x', PAYLOAD_LENGTH - n - 2);
+	strcpy(to + PAYLOAD_LENGTH - 2, "\"}");
 }
 
-/* CPU seconds of the whole server so far. */
-static double
-server_cpu(int postmaster)
+/* Payloads as an array literal; the caller frees it. */
+static char *
+payload_array(long first, int n)
 {
-	DIR		   *proc = opendir("/proc");
-	struct dirent *entry;
-	double		total = 0;
-	double		children;
-	int			parent;
+	char		payload[PAYLOAD_LENGTH + 1];
+	char	   *array = allocate(NULL, (size_t) n * (2 * PAYLOAD_LENGTH + 3) + 3);
+	char	   *to = array;
 
-	if (read_stat(postmaster, &parent, &children))
-		total += children + read_schedstat(postmaster);
-	while ((entry = readdir(proc)) != NULL)
+	*to++ = '{';
+	for (int i = 0; i < n; i++)
 	{
-		int			pid = atoi(entry->d_name);
-
-		if (pid > 0 && read_stat(pid, &parent, &children) &&
-			parent == postmaster)
-			total += read_schedstat(pid);
+		if (i > 0)
+			*to++ = ',';
+		*to++ = '"';
+		write_payload(payload, first + i);
+		for (const char *from = payload; *from != '\0'; from++)
+		{
+			if (*from == '"')
+				*to++ = '\\';
+			*to++ = *from;
+		}
+		*to++ = '"';
 	}
-	closedir(proc);
-	return total;
+	strcpy(to, "}");
+	return array;
 }
 
-static int
-postmaster_pid(void)
+static void
+produce_batch(Worker *worker, int n)
 {
-	return (int) query_long("SELECT (regexp_split_to_array(pg_read_file('postmaster.pid'), '\\n'))[1]");
+	char	   *payloads = payload_array(worker->messages, n);
+	const char *params[1] = {payloads};
+
+	PQclear(execute(worker->conn, "produce", 1, params));
+	if (sys->produced != NULL)
+		PQclear(execute(worker->conn, "produced", 0, NULL));
+	worker->messages += n;
+	free(payloads);
 }
 
-static double
-wal_position(void)
+static void *
+fill(void *arg)
 {
-	PGconn	   *conn = open_connection();
-	PGresult   *result = check(conn, PQexec(conn, "SELECT pg_current_wal_insert_lsn() - '0/0'"));
-	double		value = atof(PQgetvalue(result, 0, 0));
+	Worker	   *worker = arg;
 
-	PQclear(result);
-	PQfinish(conn);
-	return value;
+	while (worker->messages < count)
+		produce_batch(worker, batch);
+	return NULL;
+}
+
+/* Produce at the rate. */
+static void *
+produce(void *arg)
+{
+	Worker	   *worker = arg;
+	double		per_second = (double) rate / PUMP_CONNS;
+
+	while (!stop)
+	{
+		double		ahead = worker->messages / per_second - (now() - started);
+
+		if (ahead > 0)
+			usleep((useconds_t) (ahead * 1e6));
+		produce_batch(worker, PUMP_PRODUCE);
+	}
+	return NULL;
 }
 
 /* ---------------------------------------------------------------------- */
-/* Clients                                                                */
+/* Consuming                                                              */
 /* ---------------------------------------------------------------------- */
 
-static int
-cmp_sample(const void *a, const void *b)
+/* The first column as an array literal; the caller frees it. */
+static char *
+id_array(const PGresult *result)
 {
-	uint32_t	x = *(const uint32_t *) a;
-	uint32_t	y = *(const uint32_t *) b;
+	int			n = PQntuples(result);
+	char	   *array = allocate(NULL, n * 21 + 3);
+	char	   *to = array;
 
-	return x < y ? -1 : x > y;
+	*to++ = '{';
+	for (int i = 0; i < n; i++)
+		to += sprintf(to, "%s%s", i > 0 ? "," : "", PQgetvalue(result, i, 0));
+	strcpy(to, "}");
+	return array;
 }
 
-static double
-percentile(uint32_t *samples, long n, double p)
+/* Claims that found something count, once the backend has its plans. */
+static void
+note_claim(Worker *worker, double from)
 {
-	if (n == 0)
-		return 0;
-	qsort(samples, n, sizeof(uint32_t), cmp_sample);
-	return samples[(long) (p * (n - 1))] / 1000.0;
+	int			window = seconds > 0 ? (int) ((from - started) / WINDOW_SECONDS) : 0;
+
+	if (worker->calls++ >= WARMUP_CLAIMS && window < MAX_WINDOWS)
+		add_sample(&worker->window[window], (now() - from) * 1000);
 }
 
-/* Take a batch and finish it; how many there were. */
+/* Take messages one by one leased, and finish them; how many, or -1. */
 static int
-take_and_finish(Worker *worker)
+take_and_finish_leases(Worker *worker)
 {
 	char		size[16];
 	const char *params[2] = {worker->owner, size};
-	PGresult   *result;
 	double		from = now();
+	PGresult   *result;
 	int			n;
-	char	   *ids;
-	char	   *p;
 
 	snprintf(size, sizeof(size), "%d", batch);
-	result = check(worker->conn, PQexecPrepared(worker->conn, "claim", 2, params,
-												NULL, NULL, 0));
+	result = execute(worker->conn, "claim", 2, params);
 	n = PQntuples(result);
-	if (worker->nsamples < MAX_SAMPLES / nconns)
-		worker->samples[worker->nsamples++] = (uint32_t) ((now() - from) * 1e6);
-	if (seconds > 0)
-	{
-		int			w = (int) ((now() - started) / WINDOW_SECONDS);
-
-		if (w < MAX_WINDOWS && worker->nwindow[w] < 1000000)
-			worker->window[w][worker->nwindow[w]++] = (uint32_t) ((now() - from) * 1e6);
-	}
 	if (n > 0)
 	{
-		ids = malloc(n * 21 + 3);
-		p = ids;
-		*p++ = '{';
-		for (int i = 0; i < n; i++)
-			p += sprintf(p, "%s%s", i > 0 ? "," : "", PQgetvalue(result, i, 0));
-		strcpy(p, "}");
+		char	   *ids = id_array(result);
+
+		note_claim(worker, from);
 		params[1] = ids;
-		PQclear(check(worker->conn, PQexecPrepared(worker->conn, "settle", 2,
-												   params, NULL, NULL, 0)));
+		PQclear(execute(worker->conn, "settle", 2, params));
 		free(ids);
 	}
 	PQclear(result);
-	worker->messages += n;
-	worker->calls++;
+	return n > 0 ? n : -1;
+}
+
+/* Take a batch that the queue has made up, and finish it; how many, or -1. */
+static int
+take_and_finish_batch(Worker *worker)
+{
+	double		from = now();
+	PGresult   *opened = execute(worker->conn, "open", 0, NULL);
+	int			n = -1;
+
+	if (PQntuples(opened) > 0 && !PQgetisnull(opened, 0, 0))
+	{
+		const char *params[1] = {PQgetvalue(opened, 0, 0)};
+		PGresult   *result = execute(worker->conn, "claim", 1, params);
+
+		n = PQntuples(result);
+		PQclear(result);
+		note_claim(worker, from);
+		PQclear(execute(worker->conn, "settle", 1, params));
+	}
+	PQclear(opened);
+	return n;
+}
+
+static int
+take_and_finish(Worker *worker)
+{
+	int			n = sys->open != NULL ? take_and_finish_batch(worker)
+		: take_and_finish_leases(worker);
+
+	if (n > 0)
+		worker->messages += n;
 	return n;
 }
 
 static void *
 drain(void *arg)
 {
-	while (take_and_finish(arg) > 0)
+	Worker	   *worker = arg;
+
+	while ((count == 0 || worker->messages < count) &&
+		   take_and_finish(worker) >= 0)
 		;
 	return NULL;
 }
@@ -334,80 +449,137 @@ consume(void *arg)
 	while (!stop)
 	{
 		if (take_and_finish(arg) < batch)
-			usleep(2000);
+			usleep(IDLE_US);
 	}
 	return NULL;
 }
 
-/* Insert at the rate, ten at a time. */
-static void *
-produce(void *arg)
-{
-	Worker	   *worker = arg;
-	char		payloads[10 * 210 + 3];
-	const char *params[1] = {payloads};
-	char	   *p = payloads;
-	long		mine = 0;
-	double		per_second = rate / 2.0;
-
-	*p++ = '{';
-	for (int i = 0; i < 10; i++)
-		p += sprintf(p, "%s%0200d", i > 0 ? "," : "", i);
-	strcpy(p, "}");
-	while (!stop)
-	{
-		double		due = mine / per_second;
-		double		ahead = due - (now() - started);
-
-		if (ahead > 0)
-			usleep((useconds_t) (ahead * 1e6));
-		PQclear(check(worker->conn, PQexecPrepared(worker->conn, "produce", 1,
-												   params, NULL, NULL, 0)));
-		mine += 10;
-		__sync_fetch_and_add(&produced, 10);
-	}
-	return NULL;
-}
+/* ---------------------------------------------------------------------- */
+/* Calling                                                                */
+/* ---------------------------------------------------------------------- */
 
 static void *
 call(void *arg)
 {
 	Worker	   *worker = arg;
+	char		payload[PAYLOAD_LENGTH + 1];
+	const char *params[1] = {payload};
 
-	for (long i = 0; i < count; i++)
+	write_payload(payload, 0);
+	for (worker->calls = 0; worker->calls < count; worker->calls++)
 	{
 		double		from = now();
 
-		PQclear(check(worker->conn, PQexecPrepared(worker->conn, "call", 0, NULL,
-												   NULL, NULL, 0)));
-		worker->samples[worker->nsamples++] = (uint32_t) ((now() - from) * 1e8);
+		if (batch > 1 && worker->calls % batch == 0)
+			run_command(worker->conn, "BEGIN");
+		PQclear(execute(worker->conn, "call", call_has_payload ? 1 : 0, params));
+		if (batch > 1 && (worker->calls + 1) % batch == 0)
+			run_command(worker->conn, "COMMIT");
+		add_sample(&worker->window[0], (now() - from) * 1000);
 	}
 	return NULL;
-}
-
-static void
-start_worker(Worker *worker, int i, void *(*run) (void *))
-{
-	worker->conn = open_connection();
-	snprintf(worker->owner, sizeof(worker->owner),
-			 "00000000-0000-4000-8000-%012d", i + 1);
-	worker->samples = malloc(sizeof(uint32_t) * (MAX_SAMPLES / nconns + 1));
-	for (int w = 0; w < MAX_WINDOWS && seconds > 0; w++)
-		worker->window[w] = malloc(sizeof(uint32_t) * 1000000);
-	if (sys != NULL)
-	{
-		prepare(worker->conn, "claim", sys->claim);
-		prepare(worker->conn, "settle", sys->settle);
-		prepare(worker->conn, "produce", sys->produce);
-	}
-	else
-		prepare(worker->conn, "call", call_sql);
-	(void) run;
 }
 
 /* ---------------------------------------------------------------------- */
 /* Commands                                                               */
 /* ---------------------------------------------------------------------- */
+
+static void
+connect_workers(Worker *some, int n)
+{
+	for (int i = 0; i < n; i++)
+		connect_worker(&some[i], i);
+}
+
+static void
+await_start(void)
+{
+	puts("ready");
+	fflush(stdout);
+	if (getchar() == EOF)
+		exit(1);
+	started = now();
+}
+
+static void
+start_workers(Worker *some, int n, void *(*run) (void *))
+{
+	for (int i = 0; i < n; i++)
+	{
+		if (pthread_create(&some[i].thread, NULL, run, &some[i]) != 0)
+			die("could not start a thread");
+	}
+}
+
+/* Wait for them; how many messages they had. */
+static long
+finish_workers(Worker *some, int n)
+{
+	long		messages = 0;
+
+	for (int i = 0; i < n; i++)
+	{
+		pthread_join(some[i].thread, NULL);
+		messages += some[i].messages;
+	}
+	return messages;
+}
+
+static void
+report_end(void)
+{
+	putchar('\n');
+	fflush(stdout);
+	while (getchar() != EOF)
+		;
+}
+
+/* All workers do the same, until they are done. */
+static void
+run_alike(void *(*run) (void *))
+{
+	double		elapsed;
+	long		messages;
+	Samples		all;
+
+	await_start();
+	start_workers(workers, nconns, run);
+	messages = finish_workers(workers, nconns);
+	elapsed = now() - started;
+	all = collect_window(0);
+	printf("messages=%ld calls=%ld seconds=%.6f p50_ms=%.5f p99_ms=%.5f",
+		   messages, all.n, elapsed, percentile(&all, 0.5),
+		   percentile(&all, 0.99));
+	report_end();
+}
+
+static void
+run_pump(void)
+{
+	long		messages;
+	long		produced;
+
+	nconns = PUMP_CONNS;
+	batch = PUMP_CLAIM;
+	connect_workers(workers, nconns);
+	connect_workers(producers, PUMP_CONNS);
+	await_start();
+	start_workers(workers, nconns, consume);
+	start_workers(producers, PUMP_CONNS, produce);
+	sleep(seconds);
+	stop = true;
+	produced = finish_workers(producers, PUMP_CONNS);
+	messages = finish_workers(workers, nconns);
+	printf("messages=%ld produced=%ld seconds=%d p50_ms=", messages, produced,
+		   seconds);
+	for (int w = 0; w < seconds / WINDOW_SECONDS && w < MAX_WINDOWS; w++)
+	{
+		Samples		all = collect_window(w);
+
+		printf("%s%.4f", w > 0 ? "," : "", percentile(&all, 0.5));
+	}
+	report_end();
+}
 
 static void
 find_system(const char *name)
@@ -422,138 +594,57 @@ find_system(const char *name)
 }
 
 static void
-run_drain(void)
+set_connections(const char *arg)
 {
-	int			postmaster = postmaster_pid();
-	double		wal;
-	double		cpu;
-	double		elapsed;
-	long		messages = 0;
-	long		nsamples = 0;
-	uint32_t   *samples = malloc(sizeof(uint32_t) * MAX_SAMPLES);
-
-	for (int i = 0; i < nconns; i++)
-		start_worker(&workers[i], i, drain);
-	wal = wal_position();
-	cpu = server_cpu(postmaster);
-	started = now();
-	for (int i = 0; i < nconns; i++)
-		pthread_create(&workers[i].thread, NULL, drain, &workers[i]);
-	for (int i = 0; i < nconns; i++)
-		pthread_join(workers[i].thread, NULL);
-	elapsed = now() - started;
-	cpu = server_cpu(postmaster) - cpu;
-	wal = wal_position() - wal;
-	for (int i = 0; i < nconns; i++)
-	{
-		messages += workers[i].messages;
-		memcpy(samples + nsamples, workers[i].samples,
-			   workers[i].nsamples * sizeof(uint32_t));
-		nsamples += workers[i].nsamples;
-	}
-	printf("messages=%ld per_second=%.0f cpu_us=%.2f wal_bytes=%.0f claim_p50_ms=%.3f claim_p99_ms=%.3f\n",
-		   messages, messages / elapsed, cpu * 1e6 / messages, wal / messages,
-		   percentile(samples, nsamples, 0.5), percentile(samples, nsamples, 0.99));
-}
-
-static void
-run_pump(void)
-{
-	int			postmaster = postmaster_pid();
-	double		cpu;
-	double		wal;
-	long		messages = 0;
-	int			nwindows = seconds / WINDOW_SECONDS;
-
-	nconns = 2;
-	batch = 100;
-	for (int i = 0; i < 2; i++)
-	{
-		start_worker(&workers[i], i, consume);
-		start_worker(&producers[i], i, produce);
-	}
-	wal = wal_position();
-	cpu = server_cpu(postmaster);
-	started = now();
-	for (int i = 0; i < 2; i++)
-	{
-		pthread_create(&workers[i].thread, NULL, consume, &workers[i]);
-		pthread_create(&producers[i].thread, NULL, produce, &producers[i]);
-	}
-	sleep(seconds);
-	stop = true;
-	for (int i = 0; i < 2; i++)
-	{
-		pthread_join(producers[i].thread, NULL);
-		pthread_join(workers[i].thread, NULL);
-		messages += workers[i].messages;
-	}
-	cpu = server_cpu(postmaster) - cpu;
-	wal = wal_position() - wal;
-	printf("messages=%ld per_second=%.0f cpu_us=%.2f wal_bytes=%.0f backlog=%ld p50_ms=",
-		   messages, (double) messages / seconds, cpu * 1e6 / messages,
-		   wal / messages, produced - messages);
-	for (int w = 0; w < nwindows; w++)
-	{
-		memcpy(workers[0].window[w] + workers[0].nwindow[w], workers[1].window[w],
-			   0);
-		printf("%s%.3f", w > 0 ? "," : "",
-			   percentile(workers[0].window[w], workers[0].nwindow[w], 0.5));
-	}
-	putchar('\n');
-}
-
-static void
-run_calls(void)
-{
-	int			postmaster = postmaster_pid();
-	double		cpu;
-	double		elapsed;
-	long		calls = 0;
-
-	for (int i = 0; i < nconns; i++)
-		start_worker(&workers[i], i, call);
-	cpu = server_cpu(postmaster);
-	started = now();
-	for (int i = 0; i < nconns; i++)
-		pthread_create(&workers[i].thread, NULL, call, &workers[i]);
-	for (int i = 0; i < nconns; i++)
-		pthread_join(workers[i].thread, NULL);
-	elapsed = now() - started;
-	cpu = server_cpu(postmaster) - cpu;
-	for (int i = 0; i < nconns; i++)
-		calls += workers[i].nsamples;
-	printf("calls=%ld per_second=%.0f cpu_us=%.2f p50_us=%.2f p99_us=%.2f\n",
-		   calls, calls / elapsed, cpu * 1e6 / calls,
-		   percentile(workers[0].samples, workers[0].nsamples, 0.5) * 10,
-		   percentile(workers[0].samples, workers[0].nsamples, 0.99) * 10);
+	nconns = atoi(arg);
+	if (nconns < 1 || nconns > MAX_CONNS)
+		die("connections must be 1 to %d", MAX_CONNS);
 }
 
 int
 main(int argc, char **argv)
 {
-	if (argc == 5 && strcmp(argv[1], "drain") == 0)
+	const char *command = argc > 1 ? argv[1] : "";
+
+	if (argc == 5 && strcmp(command, "fill") == 0)
 	{
 		find_system(argv[2]);
-		nconns = atoi(argv[3]);
+		count = atol(argv[3]);
 		batch = atoi(argv[4]);
-		run_drain();
+		connect_workers(workers, nconns);
+		run_alike(fill);
 	}
-	else if (argc == 5 && strcmp(argv[1], "pump") == 0)
+	else if ((argc == 5 || argc == 6) && strcmp(command, "drain") == 0)
 	{
 		find_system(argv[2]);
-		seconds = atoi(argv[3]);
-		rate = atol(argv[4]);
+		set_connections(argv[3]);
+		batch = atoi(argv[4]);
+		count = argc == 6 ? atol(argv[5]) : 0;
+		connect_workers(workers, nconns);
+		run_alike(drain);
+	}
+	else if (argc == 5 && strcmp(command, "pump") == 0)
+	{
+		find_system(argv[2]);
+		rate = atol(argv[3]);
+		seconds = atoi(argv[4]);
 		run_pump();
 	}
-	else if (argc == 5 && strcmp(argv[1], "calls") == 0)
+	else if (argc == 6 && strcmp(command, "call") == 0)
 	{
-		nconns = atoi(argv[2]);
+		set_connections(argv[2]);
 		count = atol(argv[3]);
-		call_sql = argv[4];
-		run_calls();
+		batch = atoi(argv[4]);
+		call_has_payload = strstr(argv[5], "$1") != NULL;
+		connect_workers(workers, nconns);
+		for (int i = 0; i < nconns; i++)
+			prepare(workers[i].conn, "call", argv[5]);
+		run_alike(call);
 	}
 	else
-		die("usage: drive drain SYSTEM CONNS BATCH | pump SYSTEM SECONDS RATE | calls CONNS COUNT SQL");
+		die("usage: drive fill SYSTEM COUNT BATCH\n"
+			"       drive drain SYSTEM CONNS BATCH [LIMIT]\n"
+			"       drive pump SYSTEM RATE SECONDS\n"
+			"       drive call CONNS COUNT PER_XACT STATEMENT");
 	return 0;
 }

@@ -1,7 +1,6 @@
 -- The hand-written SQL queue that everything is measured against: status in
 -- one table, a partial index on what is ready, FOR UPDATE SKIP LOCKED. The
 -- same columns as outbox.messages, and the same unique ids.
-DROP SCHEMA IF EXISTS sqlq CASCADE;
 CREATE SCHEMA sqlq;
 CREATE TABLE sqlq.queue (
     id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

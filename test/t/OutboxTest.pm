@@ -5,28 +5,47 @@ use strict;
 use warnings;
 use DBI;
 use Exporter 'import';
+use POSIX ();
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use Test::More ();
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_node connect_to poll owner kill_backend count_of);
+our @EXPORT = qw(new_node connect_to poll owner kill_backend count_of value
+  scale seed client sqlstate is_state check_indexes);
 
-# A started server. PRELOAD decides whether the library is preloaded.
+# How much more than in the short form: OUTBOX_SCALE.
+sub scale { return $ENV{OUTBOX_SCALE} // 1 }
+
+# Where chance begins: OUTBOX_SEED, or anywhere. It is told, to be repeated.
+sub seed
+{
+	my $seed = $ENV{OUTBOX_SEED} // int(rand(1_000_000));
+
+	srand($seed);
+	Test::More::note("OUTBOX_SEED=$seed");
+	return $seed;
+}
+
+# A started server. PRELOAD decides whether the library is preloaded; else
+# OUTBOX_PRELOAD does.
 sub new_node
 {
 	my ($name, %options) = @_;
 	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $preload = $options{preload} // $ENV{OUTBOX_PRELOAD} // 1;
 
 	$node->init(%{ $options{init} // {} });
 	$node->append_conf('postgresql.conf', <<"C");
 max_prepared_transactions = 20
 max_connections = 50
-shared_preload_libraries = '@{[ $options{preload} // 1 ? 'outbox' : '' ]}'
+shared_preload_libraries = '@{[ $preload ? 'outbox' : '' ]}'
 restart_after_crash = on
 @{[ $options{conf} // '' ]}
 C
 	$node->start;
-	$node->safe_psql('postgres', 'CREATE EXTENSION outbox');
+	$node->safe_psql('postgres', 'CREATE EXTENSION outbox')
+	  unless $options{bare};
 	return $node;
 }
 
@@ -42,6 +61,7 @@ sub connect_to
 			RaiseError => 1,
 			PrintError => 0,
 			AutoCommit => 1,
+			AutoInactiveDestroy => 1,
 			pg_server_prepare => 0
 		});
 
@@ -65,6 +85,18 @@ sub poll
 	return 0;
 }
 
+# Run something in a process of its own; its process id. The process ends with
+# it, without cleaning up what is the parent's.
+sub client
+{
+	my $code = shift;
+	my $pid = fork // die "could not fork: $!";
+
+	return $pid if $pid;
+	eval { $code->(); 1 } or print STDERR "client: $@";
+	POSIX::_exit(0);
+}
+
 # The owner token of worker number N.
 sub owner { return sprintf '00000000-0000-4000-8000-%012d', shift }
 
@@ -81,11 +113,52 @@ sub kill_backend
 	return;
 }
 
+# The first column of the first row.
+sub value
+{
+	my ($dbh, $query, @parameters) = @_;
+
+	return ($dbh->selectrow_array($query, undef, @parameters))[0];
+}
+
 sub count_of
 {
 	my ($dbh, $query) = @_;
 
-	return ($dbh->selectrow_array("SELECT count(*) FROM $query"))[0];
+	return value($dbh, "SELECT count(*) FROM $query");
+}
+
+# The SQLSTATE with which a statement ends; '' if it succeeds.
+sub sqlstate
+{
+	my ($dbh, $query, @parameters) = @_;
+
+	return '' if eval { $dbh->do($query, undef, @parameters); 1 };
+	return $dbh->state;
+}
+
+sub is_state
+{
+	my ($dbh, $query, $state, $name) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return Test::More::is(sqlstate($dbh, $query), $state, $name // $query);
+}
+
+# Do the indexes hold what the tables hold?
+sub check_indexes
+{
+	my ($node, $name, $db) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return Test::More::is($node->safe_psql($db // 'postgres', <<'Q'), 't', $name // 'the indexes hold what the tables hold');
+SET client_min_messages = error;
+CREATE EXTENSION IF NOT EXISTS amcheck;
+SELECT count(*) > 10 FROM (
+    SELECT bt_index_check(c.oid, true) FROM pg_class c JOIN pg_am a ON a.oid = c.relam
+     WHERE c.relnamespace = 'outbox'::regnamespace AND c.relkind = 'i' AND a.amname = 'btree'
+       AND c.relpersistence = 'p' OFFSET 0) checked
+Q
 }
 
 1;
