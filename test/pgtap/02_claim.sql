@@ -78,10 +78,14 @@ SELECT outbox.enqueue('obx-022', 'a', namespace => 'n1', tenant_id => :'tenant')
        outbox.enqueue('join.wait', 'e', namespace => 'n1') AS e5 \gset
 SELECT is(
     ARRAY[
-        (SELECT string_agg(payload, '') FROM outbox.claim(tap.alice(), namespace => 'n1', topics => '{obx-022}', tenant_id => :'tenant')),
-        (SELECT string_agg(payload, '') FROM outbox.claim(tap.alice(), topics => '{obx-022}', tenant_id => :'tenant')),
-        (SELECT string_agg(payload, '') FROM outbox.claim(tap.alice(), namespace => 'n1')),
-        (SELECT string_agg(payload, '') FROM outbox.claim(tap.alice(), namespace => 'n1', topics => '{join.wait}'))],
+        (SELECT string_agg(payload, '')
+           FROM outbox.claim(tap.alice(), namespace => 'n1', topics => '{obx-022}', tenant_id => :'tenant')),
+        (SELECT string_agg(payload, '')
+           FROM outbox.claim(tap.alice(), topics => '{obx-022}', tenant_id => :'tenant')),
+        (SELECT string_agg(payload, '')
+           FROM outbox.claim(tap.alice(), namespace => 'n1')),
+        (SELECT string_agg(payload, '')
+           FROM outbox.claim(tap.alice(), namespace => 'n1', topics => '{join.wait}'))],
     '{a,c,bd,e}',
     'OBX-022 namespace, topics and tenant_id choose; null takes all, but join waits only when named');
 

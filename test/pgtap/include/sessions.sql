@@ -53,7 +53,7 @@ BEGIN
 END
 $$;
 
--- The answer to what was sent, once it is there.
+-- The answer to what was sent, once it is there; an error is its SQLSTATE.
 CREATE FUNCTION tap.answer(name text)
 RETURNS text[]
 LANGUAGE plpgsql
@@ -61,7 +61,12 @@ AS $$
 DECLARE
     answers text[];
 BEGIN
-    answers := ARRAY(SELECT a FROM dblink_get_result(name) AS t(a text));
+    BEGIN
+        answers := ARRAY(SELECT a FROM dblink_get_result(name) AS t(a text));
+    EXCEPTION
+        WHEN OTHERS THEN
+            answers := ARRAY[SQLSTATE];
+    END;
     PERFORM FROM dblink_get_result(name) AS t(a text);
     RETURN answers;
 END

@@ -1,0 +1,251 @@
+-- 10_limits_security.sql: limits, what calls cost, and who may do what
+--
+-- OBX-113..126, sections 4 and 11 of the contract.
+
+BEGIN;
+\ir include/tools.sql
+SELECT plan(18);
+
+-- What calls cost comes first, while the transaction has left no traces.
+
+SELECT outbox.enqueue_many('obx-119', ARRAY(SELECT i::text FROM generate_series(1, 100) i)) \gset
+SELECT pg_stat_get_xact_tuples_hot_updated('outbox.queue'::regclass) AS before \gset
+SELECT count(*) AS claimed FROM outbox.claim(tap.alice(), batch_size => 100, topics => '{obx-119}') \gset
+SELECT is(
+    ROW(:claimed, pg_stat_get_xact_tuples_hot_updated('outbox.queue'::regclass) - :before)::text,
+    '(100,100)',
+    'OBX-119 a claim is a HOT update of every message: it writes no index');
+
+\set claim_two 'SELECT FROM outbox.claim(tap.alice(), batch_size => 2, topics => ''{obx-120}'')'
+SELECT outbox.enqueue_many('obx-120', array_fill('p'::text, ARRAY[16])) \gset
+SELECT tap.buffers(:'claim_two') AS before,
+       cardinality(outbox.enqueue_many('obx-120-backlog', array_fill('p'::text, ARRAY[20000]))) AS backlog \gset
+SELECT cmp_ok(
+    tap.buffers(:'claim_two'), '<=', :before + 10,
+    'OBX-120 a backlog of 20,000 in one topic adds nothing to a claim of another');
+
+SELECT bool_and(ok) AS in_memory FROM outbox.status() WHERE component IN ('library', 'shared memory') \gset
+\if :in_memory
+\set claim_none 'SELECT FROM outbox.claim(md5(''nobody'')::uuid, topics => ''{obx-121}'')'
+SELECT is(
+    tap.buffers(:'claim_none'), 0,
+    'OBX-121 a claim that finds nothing again, by an owner without streams, looks at no buffer');
+\else
+SELECT skip('OBX-121: the library is not preloaded, or all its lanes are in use', 1);
+\endif
+
+-- limits
+
+SELECT is(
+    tap.sqlstates(
+        $$SELECT outbox.claim(tap.alice(), batch_size => 1, topics => '{obx-113}')$$,
+        $$SELECT outbox.claim(tap.alice(), batch_size => 10000, topics => '{obx-113}')$$,
+        $$SELECT outbox.claim(tap.alice(), batch_size => 0)$$,
+        $$SELECT outbox.claim(tap.alice(), batch_size => 10001)$$,
+        $$SELECT outbox.claim(tap.alice(), batch_size => -2147483648)$$,
+        $$SET LOCAL outbox.batch_size = 10001$$,
+        $$SELECT outbox.reap(0)$$),
+    '{00000,00000,22023,22023,22023,22023,22023}',
+    'OBX-113 a batch is 1 to 10000 messages');
+
+SELECT is(
+    tap.sqlstates(
+        $$SELECT outbox.claim(tap.alice(), 1, topics => '{obx-114}')$$,
+        $$SELECT outbox.claim(tap.alice(), 86400, topics => '{obx-114}')$$,
+        $$SELECT outbox.claim(tap.alice(), 0)$$,
+        $$SELECT outbox.claim(tap.alice(), 86401)$$,
+        $$SELECT outbox.renew(tap.alice(), '{1}', 2147483647)$$,
+        $$SELECT outbox.renew(tap.alice(), '{1}', -1)$$,
+        $$SET LOCAL outbox.lease_seconds = 0$$),
+    '{00000,00000,22023,22023,22023,22023,22023}',
+    'OBX-114 a lease is 1 to 86400 seconds');
+
+SELECT is(
+    tap.sqlstates(
+        $$SELECT outbox.claim(tap.alice(), wait_ms => -1)$$,
+        $$SELECT outbox.claim(tap.alice(), wait_ms => 60001)$$,
+        $$SELECT outbox.claim(tap.alice(), max_attempts => 0)$$,
+        $$SELECT outbox.nack(tap.alice(), '{1}', max_attempts => -1)$$,
+        $$SELECT outbox.nack(tap.alice(), '{1}', delay => '-1 s')$$,
+        $$SELECT outbox.nack(tap.alice(), '{1}', delay => '178000000 years')$$,
+        $$SELECT outbox.fail(tap.alice(), '{1}', reason => (-1)::smallint)$$),
+    '{22023,22023,22023,22023,22023,22023,22023}',
+    'OBX-115 waits, attempts, delays and reasons out of range are refused with 22023');
+
+SELECT is(
+    tap.sqlstates(
+        $$SELECT outbox.enqueue(repeat('𝄞', 255), 'p', repeat('é', 255),
+                                namespace => repeat('𝄞', 255), dedupe_key => repeat('ü', 255))$$,
+        $$SELECT outbox.enqueue(repeat('𝄞', 256), 'p')$$,
+        $$SELECT outbox.enqueue('obx-116', 'p', repeat('é', 256))$$,
+        $$SELECT outbox.enqueue('obx-116', 'p', namespace => repeat('𝄞', 256))$$,
+        $$SELECT outbox.enqueue('obx-116', 'p', dedupe_key => repeat('ü', 256))$$,
+        $$SELECT outbox.claim(tap.alice(), topics => ARRAY[repeat('𝄞', 255)], namespace => repeat('𝄞', 255))$$,
+        $$SELECT outbox.claim(tap.alice(), namespace => repeat('𝄞', 256))$$),
+    '{00000,22023,22023,22023,22023,00000,22023}',
+    'OBX-116 limits of length are in characters, not in bytes');
+
+SELECT tap.lease('obx-117', '1', '2') AS leased \gset
+SELECT is(
+    tap.sqlstates(
+        $$SELECT outbox.ack(tap.alice(), NULL)$$,
+        $$SELECT outbox.ack(tap.alice(), '{{1},{2}}')$$,
+        $$SELECT outbox.ack(tap.alice(), '{1,2}', '{1}')$$,
+        $$SELECT outbox.claim(tap.alice(), topics => ARRAY['t', NULL])$$,
+        $$SELECT outbox.enqueue_many('obx-117', ARRAY['a', NULL])$$,
+        $$SELECT outbox.enqueue_many('obx-117', '{{a},{b}}')$$)
+    || ARRAY[outbox.ack(tap.alice(), ARRAY(SELECT generate_series(-1000000, -1)::bigint)),
+             outbox.ack(tap.alice(), format('[-5:-4]={%s}', array_to_string(:'leased'::bigint[], ','))::bigint[])]::text[],
+    '{22004,22023,22023,22004,22004,22023,0,2}',
+    'OBX-117 arrays are checked for nulls, dimensions and lengths; any lower bound and a million elements will do');
+
+SELECT tap.lease('obx-118', repeat('ä𝄞', 1000000)) AS leased \gset
+SELECT outbox.nack(tap.alice(), :'leased', delay => '0') \gset
+SELECT md5(payload) AS claimed FROM outbox.claim(tap.alice(), topics => '{obx-118}') \gset
+SELECT outbox.ack(tap.alice(), :'leased') \gset
+SELECT is(
+    ARRAY[:'claimed', md5(payload)], ARRAY[md5(repeat('ä𝄞', 1000000)), md5(repeat('ä𝄞', 1000000))],
+    'OBX-118 a payload of 2,000,000 characters survives claim, nack and ack')
+  FROM outbox.messages WHERE topic = 'obx-118';
+
+-- security
+
+SELECT is(
+    ARRAY(SELECT p.oid::regprocedure::text
+            FROM pg_proc p
+           WHERE p.pronamespace = 'outbox'::regnamespace
+             AND has_function_privilege('public', p.oid, 'EXECUTE')
+          UNION ALL
+          SELECT c.oid::regclass::text
+            FROM pg_class c
+           WHERE c.relnamespace = 'outbox'::regnamespace
+             AND CASE
+                     WHEN c.relkind = 'S' THEN has_sequence_privilege('public', c.oid, 'USAGE, SELECT, UPDATE')
+                     WHEN c.relkind IN ('r', 'p', 'v') THEN
+                         has_table_privilege('public', c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+                         OR has_any_column_privilege('public', c.oid, 'SELECT, INSERT, UPDATE, REFERENCES')
+                     WHEN c.relkind = 'c' THEN has_type_privilege('public', c.reltype, 'USAGE')
+                 END
+          UNION ALL
+          SELECT 'schema outbox' WHERE has_schema_privilege('public', 'outbox', 'USAGE, CREATE')),
+    '{}',
+    'OBX-122 PUBLIC may do nothing with the schema, its relations, types and functions');
+
+CREATE ROLE obx_producer;
+CREATE ROLE obx_worker;
+CREATE ROLE obx_monitor;
+CREATE ROLE obx_admin;
+CREATE ROLE obx_stranger;
+SELECT outbox.grant_producer('obx_producer'), outbox.grant_worker('obx_worker'),
+       outbox.grant_monitor('obx_monitor'), outbox.grant_admin('obx_admin') \gset
+
+-- What a role may call, without the parts that are for insiders.
+CREATE FUNCTION tap.may_call(role text)
+RETURNS text[]
+LANGUAGE sql
+AS $$
+    SELECT ARRAY(SELECT DISTINCT p.proname::text
+                   FROM pg_proc p
+                  WHERE p.pronamespace = 'outbox'::regnamespace
+                    AND p.proname !~ '^_'
+                    AND has_function_privilege(role, p.oid, 'EXECUTE')
+                  ORDER BY 1)
+$$;
+
+SELECT tap.sqlstates_as('obx_producer',
+    $$SELECT outbox.enqueue('obx-123', 'p', dedupe_key => 'k', stream_id => '23232323-0000-4000-8000-000000000001')$$,
+    $$SELECT outbox.try_enqueue('obx-123', 'p', dedupe_key => 'k')$$,
+    $$SELECT outbox.enqueue_many('obx-123', '{a,b}')$$,
+    $$SELECT outbox.enqueue_batch('[{"topic": "obx-123", "payload": "p"}]')$$,
+    $$SELECT outbox.claim('aaaaaaaa-0000-4000-8000-000000000001')$$,
+    $$SELECT payload FROM outbox.messages$$,
+    $$SELECT payload FROM outbox.queue$$,
+    $$INSERT INTO outbox.queue (topic, payload) VALUES ('obx-123', 'p')$$) AS states \gset
+SELECT is(
+    :'states'::text[] || (SELECT count(*)::text FROM outbox.messages WHERE topic = 'obx-123'),
+    '{00000,00000,00000,00000,42501,42501,42501,42501,4}',
+    'OBX-123 a producer enqueues, and cannot claim, read a payload, or write a table');
+
+SELECT is(
+    tap.may_call('obx_worker')
+        || tap.sqlstates_as('obx_worker', $$SELECT outbox.claim('aaaaaaaa-0000-4000-8000-000000000001', topics => '{obx-123}')$$,
+                                          $$SELECT outbox.enqueue('obx-124', 'p')$$,
+                                          $$SELECT outbox.requeue('{1}')$$,
+                                          $$SELECT payload FROM outbox.messages$$,
+                                          $$DELETE FROM outbox.queue$$),
+    '{abandon,ack,claim,fail,nack,reap,reap_expired,release,renew,status_name,00000,42501,42501,42501,42501}',
+    'OBX-124 a worker takes and settles messages, and nothing else');
+
+SELECT is(
+    tap.sqlstates_as('obx_monitor',
+        $$SELECT id, topic, status, attempts FROM outbox.messages$$,
+        $$SELECT * FROM outbox.topic_stats, outbox.leases$$,
+        $$SELECT id, topic FROM outbox.dead_letters$$,
+        $$SELECT * FROM outbox.status()$$,
+        $$SELECT payload FROM outbox.messages$$,
+        $$SELECT headers FROM outbox.messages$$,
+        $$SELECT last_error FROM outbox.messages$$,
+        $$SELECT payload FROM outbox.dead_letters$$,
+        $$SELECT payload FROM outbox.queue$$,
+        $$SELECT outbox.pause_topic('obx-125')$$),
+    '{00000,00000,00000,00000,42501,42501,42501,42501,42501,42501}',
+    'OBX-125 a monitor sees what there is, but no payload, no headers and no error, and changes nothing');
+
+SELECT is(
+    ARRAY(SELECT DISTINCT array_to_string(p.proconfig, '; ') ~ '^search_path=pg_catalog, pg_temp\M'
+            FROM pg_proc p
+           WHERE p.pronamespace = 'outbox'::regnamespace AND p.prosecdef),
+    '{t}',
+    'OBX-126 every function with the rights of its owner pins its search_path');
+
+SELECT is(
+    tap.may_call('obx_stranger')
+        || tap.sqlstates_as('obx_stranger', $$SELECT outbox.enqueue('t', 'p')$$,
+                                            $$SELECT outbox.status_name(0::smallint)$$,
+                                            $$SELECT * FROM outbox.topics$$),
+    '{42501,42501,42501}',
+    'security: a role that was granted nothing may call and read nothing');
+
+SELECT is(
+    tap.sqlstates_as('obx_admin',
+        $$SELECT outbox.pause_topic('obx-admin')$$,
+        $$SELECT outbox.reset_topic('obx-admin')$$,
+        $$SELECT payload FROM outbox.messages$$,
+        $$SELECT outbox.cleanup()$$,
+        $$SELECT outbox.redrive('no such namespace')$$,
+        $$UPDATE outbox.topics SET paused = true$$,
+        $$DELETE FROM outbox.queue$$,
+        $$SELECT outbox.grant_admin('obx_stranger')$$),
+    '{00000,00000,00000,00000,00000,42501,42501,42501}',
+    'security: an admin calls and reads all, writes no table, and makes no other admins');
+
+CREATE SCHEMA hostile;
+CREATE FUNCTION hostile.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT 'infinity'::timestamptz $$;
+CREATE FUNCTION hostile.count(anyelement) RETURNS bigint LANGUAGE sql AS $$ SELECT 1 / 0 $$;
+CREATE FUNCTION hostile.format(text, VARIADIC text[]) RETURNS text LANGUAGE sql AS $$ SELECT 'SELECT 1 / 0' $$;
+CREATE FUNCTION hostile.never(text, text) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
+CREATE OPERATOR hostile.= (LEFTARG = text, RIGHTARG = text, FUNCTION = hostile.never);
+SELECT tap.lease('obx-hostile', 'p') AS leased \gset
+SELECT outbox.fail(tap.alice(), :'leased') \gset
+SET LOCAL search_path = hostile, pg_catalog, public;
+SELECT outbox.cleanup(dead_retention => '1 day') AS removed, outbox.redrive('default', 'obx-hostile') AS redriven,
+       outbox.configure_topic('obx-hostile', max_attempts => 2), outbox.reset_topic('obx-hostile') \gset
+RESET search_path;
+SELECT is(
+    ARRAY[:'removed', :'redriven', :'reset_topic'], '{0,1,t}',
+    'security: functions and operators of the caller are not mistaken for those of the system');
+
+SAVEPOINT writable;
+SET TRANSACTION READ ONLY;
+SELECT tap.sqlstates(
+    $$SELECT outbox.enqueue('t', 'p')$$,
+    $$SELECT outbox.claim(tap.alice())$$,
+    $$SELECT outbox.ack(tap.alice(), '{1}')$$,
+    $$SELECT count(*) FROM outbox.messages$$) AS states \gset
+ROLLBACK TO writable;
+SELECT is(
+    :'states'::text[], '{25006,25006,25006,00000}',
+    'errors: what writes says 25006 where nothing may be written, and reads work');
+
+SELECT * FROM finish();
+ROLLBACK;
