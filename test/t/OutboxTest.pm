@@ -11,7 +11,7 @@ use PostgreSQL::Test::Utils;
 use Test::More ();
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_node connect_to poll owner kill_backend count_of value
+our @EXPORT = qw(new_node connect_to poll owner kill_backend kill_server wait_for_recovery count_of value
   scale seed client sqlstate is_state check_indexes);
 
 # How much more than in the short form: OUTBOX_SCALE.
@@ -86,15 +86,28 @@ sub poll
 }
 
 # Run something in a process of its own; its process id. The process ends with
-# it, without cleaning up what is the parent's.
+# it, without cleaning up what is the parent's; and at the latest with the test.
+my ($tester, @clients) = ($$);
+
 sub client
 {
 	my $code = shift;
 	my $pid = fork // die "could not fork: $!";
 
-	return $pid if $pid;
+	if ($pid)
+	{
+		push @clients, $pid;
+		return $pid;
+	}
 	eval { $code->(); 1 } or print STDERR "client: $@";
 	POSIX::_exit(0);
+}
+
+END
+{
+	local $?;
+	# those that have ended are waited for, so their numbers are not others'
+	kill 'KILL', grep { waitpid($_, POSIX::WNOHANG()) == 0 } @clients if $$ == $tester;
 }
 
 # The owner token of worker number N.
@@ -106,10 +119,35 @@ sub kill_backend
 	my ($node, $pid) = @_;
 
 	kill 'KILL', $pid;
-	# the server notices, and starts anew
+	wait_for_recovery($node, $pid);
+	return;
+}
+
+# A process has crashed. The server notices, and starts anew.
+sub wait_for_recovery
+{
+	my ($node, $pid) = @_;
+
 	poll(sub { !kill 0, $pid });
 	poll(sub { connect_to($node)->disconnect; 1 })
 	  or die 'the server did not come back';
+	return;
+}
+
+# kill -9 of the postmaster; then start it again.
+sub kill_server
+{
+	my $node = shift;
+	my ($postmaster) = slurp_file($node->data_dir . '/postmaster.pid') =~ /(\d+)/;
+	my @pids = eval {
+		map { $_->[0] } connect_to($node)->selectall_array('SELECT pid FROM pg_stat_activity');
+	};
+
+	$node->kill9;
+	# the server's processes notice, and end
+	poll(sub { !grep { kill 0, $_ } $postmaster, @pids })
+	  or die 'the server has not ended';
+	$node->start;
 	return;
 }
 
@@ -134,7 +172,7 @@ sub sqlstate
 	my ($dbh, $query, @parameters) = @_;
 
 	return '' if eval { $dbh->do($query, undef, @parameters); 1 };
-	return $dbh->state;
+	return $dbh->state || 'unknown';
 }
 
 sub is_state
