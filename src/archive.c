@@ -164,6 +164,10 @@ make_partition(int keep, int64 day)
 	run_utility(psprintf("CREATE TABLE outbox.%s (LIKE outbox.archive"
 						 " INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
 						 " INCLUDING COMMENTS)", name));
+	run_utility(psprintf("CREATE INDEX %s_id_idx ON outbox.%s (id)"
+						 " WITH (deduplicate_items = off)", name, name));
+	run_utility(psprintf("CREATE INDEX %s_message_id_idx ON outbox.%s (message_id)"
+						 " WITH (deduplicate_items = off)", name, name));
 	run_utility(psprintf("ALTER TABLE outbox.archive ATTACH PARTITION outbox.%s"
 						 " FOR VALUES FROM (%d, '%s') TO (%d, '%s')",
 						 name, keep, from, keep, to));

@@ -26,7 +26,7 @@
 #include "shmem.h"
 
 /* A lane that still has something in it loses its slot after this time. */
-#define EVICT_AFTER_USECS (INT64CONST(600) * USECS_PER_SEC)
+#define EVICT_AFTER_USECS (INT64CONST(60) * USECS_PER_SEC)
 
 #define SLOT_CACHE_SIZE 64
 

@@ -3,8 +3,9 @@
  *	  Stable hashes: lanes, partitions and dedupe keys.
  *
  * These values are stored, so they must never depend on the PostgreSQL
- * version, the machine or the locale: the hashes are our own, over the bytes
- * of the strings.
+ * version, the machine, the locale or the encoding of the database, which a
+ * dump can be restored into: the hashes are our own, over the bytes of the
+ * strings in UTF-8.
  *
  * A lane is the first column of the ready index.  There are two kinds:
  *
@@ -20,6 +21,7 @@
 
 #include "common/cryptohash.h"
 #include "common/sha2.h"
+#include "mb/pg_wchar.h"
 
 #include "key.h"
 
@@ -40,18 +42,49 @@ hash_bytes64(const void *data, int len, uint64 seed)
 	return h;
 }
 
+/*
+ * A string's bytes in UTF-8.  In SQL_ASCII nobody knows what they mean, so
+ * they are taken as they are.
+ */
+static const char *
+utf8_bytes(const text *string, int *len)
+{
+	const char *bytes = VARDATA_ANY(string);
+
+	*len = VARSIZE_ANY_EXHDR(string);
+	if (GetDatabaseEncoding() != PG_UTF8 &&
+		GetDatabaseEncoding() != PG_SQL_ASCII)
+	{
+		char	   *converted = pg_server_to_any(bytes, *len, PG_UTF8);
+
+		if (converted != bytes)
+		{
+			*len = strlen(converted);
+			bytes = converted;
+		}
+	}
+	return bytes;
+}
+
+static uint64
+hash_text64(const text *string, uint64 seed)
+{
+	int			len;
+	const char *bytes = utf8_bytes(string, &len);
+
+	return hash_bytes64(bytes, len, seed);
+}
+
 uint32
 outbox_namespace_hash(const text *namespace)
 {
-	return (uint32) (hash_bytes64(VARDATA_ANY(namespace),
-								  VARSIZE_ANY_EXHDR(namespace), 1) & 0x7FFFFFFF);
+	return (uint32) (hash_text64(namespace, 1) & 0x7FFFFFFF);
 }
 
 uint32
 outbox_topic_hash(const text *topic)
 {
-	return (uint32) hash_bytes64(VARDATA_ANY(topic),
-								 VARSIZE_ANY_EXHDR(topic), 2);
+	return (uint32) hash_text64(topic, 2);
 }
 
 int64
@@ -91,12 +124,12 @@ outbox_dedupe_digest(const text *namespace, const text *topic,
 	ok = ctx != NULL && pg_cryptohash_init(ctx) >= 0;
 	for (int i = 0; ok && i < 3; i++)
 	{
-		uint32		len = VARSIZE_ANY_EXHDR(parts[i]);
+		int			len;
+		const char *bytes = utf8_bytes(parts[i], &len);
 		uint8		prefix[4] = {len >> 24, len >> 16, len >> 8, len};
 
 		ok = pg_cryptohash_update(ctx, prefix, sizeof(prefix)) >= 0 &&
-			pg_cryptohash_update(ctx, (const uint8 *) VARDATA_ANY(parts[i]),
-								 len) >= 0;
+			pg_cryptohash_update(ctx, (const uint8 *) bytes, len) >= 0;
 	}
 	ok = ok && pg_cryptohash_final(ctx, sha, sizeof(sha)) >= 0;
 	if (ctx != NULL)

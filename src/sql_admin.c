@@ -36,8 +36,10 @@ PG_FUNCTION_INFO_V1(outbox_check_name_sql);
 Datum
 outbox_check_name_sql(PG_FUNCTION_ARGS)
 {
-	char	   *what = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	char	   *what;
 
+	outbox_require(fcinfo, 0, "what");
+	what = text_to_cstring(PG_GETARG_TEXT_PP(0));
 	outbox_require(fcinfo, 1, what);
 	(void) outbox_arg_name_or_null(fcinfo, 1, what);
 	PG_RETURN_VOID();

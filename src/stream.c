@@ -388,7 +388,7 @@ read_doubts(OutboxTable *doubts, bool *any)
 		writer = DatumGetTransactionId(outbox_row_get(slot, S_WAITS_FOR));
 		*any = true;
 		if (!TransactionIdIsValid(outbox_row_writer(&dirty)) &&
-			!TransactionIdIsInProgress(writer))
+			outbox_turn_is_over(writer))
 			result = lappend(result, ExecCopySlotHeapTuple(slot));
 	}
 	table_endscan(scan);

@@ -16,9 +16,11 @@
  */
 #include "postgres.h"
 
+#include "access/transam.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
+#include "storage/procarray.h"
 
 #include "turn.h"
 
@@ -54,4 +56,15 @@ void
 outbox_turn_wait(TransactionId xid)
 {
 	XactLockTableWait(xid, NULL, NULL, XLTW_None);
+}
+
+/*
+ * Has this transaction ended?  One that has not begun was another server's:
+ * its number has come here with a dump.
+ */
+bool
+outbox_turn_is_over(TransactionId xid)
+{
+	return !TransactionIdPrecedes(xid, ReadNextTransactionId()) ||
+		!TransactionIdIsInProgress(xid);
 }

@@ -10,5 +10,6 @@
 extern void outbox_turn_take(Oid relid, uint32 hash);
 extern void outbox_turn_release(Oid relid, uint32 hash);
 extern void outbox_turn_wait(TransactionId xid);
+extern bool outbox_turn_is_over(TransactionId xid);
 
 #endif							/* OUTBOX_TURN_H */

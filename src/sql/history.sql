@@ -25,11 +25,9 @@ CREATE TABLE outbox.archive (
     payload        text        NOT NULL
 ) PARTITION BY RANGE (keep, processed_at);
 
-CREATE INDEX archive_id_idx ON outbox.archive (id)
-    WITH (deduplicate_items = off);
-
-CREATE INDEX archive_message_id_idx ON outbox.archive (message_id)
-    WITH (deduplicate_items = off);
+-- Each partition gets its indexes, on id and on message_id, when it is made
+-- (archive.c). The archive itself has none: attaching a partition would make
+-- them by itself, and a dump, which makes them too, could not be restored.
 
 CREATE TABLE outbox.dead (
     LIKE outbox.archive INCLUDING DEFAULTS,

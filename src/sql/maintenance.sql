@@ -162,6 +162,8 @@ BEGIN
             ELSE partition.keep
         END;
         CONTINUE WHEN seconds < 0 OR partition.keep = -1;
+        -- a century is for ever, and more than that may be before all time
+        CONTINUE WHEN seconds > 3153600000;
         cutoff := now_at - seconds * interval '1 second';
         IF partition.since + interval '1 day' <= cutoff THEN
             doomed := doomed || partition.relation;
@@ -190,7 +192,7 @@ BEGIN
                              current_setting('outbox.dead_retention')::interval))
             ELSE kept.keep
         END;
-        CONTINUE WHEN seconds < 0;
+        CONTINUE WHEN seconds < 0 OR seconds > 3153600000;
         removed := removed + outbox._purge_rows(
             'outbox.dead',
             format('keep = %s AND processed_at < %L', kept.keep,

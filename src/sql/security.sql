@@ -111,6 +111,10 @@ BEGIN
         RAISE EXCEPTION 'role must not be null'
             USING ERRCODE = 'null_value_not_allowed';
     END IF;
+    IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = role) THEN
+        RAISE EXCEPTION 'role with OID % does not exist', role::oid
+            USING ERRCODE = 'undefined_object';
+    END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA outbox TO %s', role);
     FOR grantable IN
         SELECT format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure, role)
