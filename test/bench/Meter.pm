@@ -16,13 +16,11 @@ use POSIX ();
 use Time::HiRes;
 
 our @EXPORT = qw(connect_to create_template fresh_database drop_databases
-  checkpoint start_client go result finish run_client metered median);
+  checkpoint start_client go result finish run_client metered);
 
+my $admin;			# a connection for all that needs no database of its own
 my $postmaster;
 my %templates;
-
-# One connection stays for all that needs no database of its own.
-my $admin = connect_to('postgres');
 
 sub connect_to
 {
@@ -32,9 +30,14 @@ sub connect_to
 			pg_server_prepare => 0 });
 }
 
+sub admin
+{
+	return $admin //= connect_to('postgres');
+}
+
 sub value
 {
-	return ($admin->selectrow_array($_[0]))[0];
+	return (admin()->selectrow_array($_[0]))[0];
 }
 
 # ----------------------------------------------------------------------
@@ -46,7 +49,8 @@ sub create_template
 {
 	my ($name, $make) = @_;
 	return if $templates{$name};
-	$admin->do("CREATE DATABASE $name TEMPLATE template0");
+	drop_databases($name);
+	admin()->do("CREATE DATABASE $name TEMPLATE template0");
 	$make->($name);
 	$templates{$name} = 1;
 	return;
@@ -56,21 +60,21 @@ sub create_template
 sub fresh_database
 {
 	my ($template, $name) = @_;
-	$admin->do("DROP DATABASE IF EXISTS $name WITH (FORCE)");
-	$admin->do("CREATE DATABASE $name TEMPLATE $template");
+	drop_databases($name);
+	admin()->do("CREATE DATABASE $name TEMPLATE $template");
 	checkpoint();
 	return $name;
 }
 
 sub drop_databases
 {
-	$admin->do("DROP DATABASE IF EXISTS $_ WITH (FORCE)") for @_;
+	admin()->do("DROP DATABASE IF EXISTS $_ WITH (FORCE)") for @_;
 	return;
 }
 
 sub checkpoint
 {
-	$admin->do('CHECKPOINT');
+	admin()->do('CHECKPOINT');
 	return;
 }
 
@@ -180,13 +184,6 @@ sub slurp
 	open my $file, '<', $_[0] or return;
 	local $/;
 	return scalar readline $file;
-}
-
-sub median
-{
-	my @sorted = sort { $a <=> $b } @_;
-	my $middle = int(@sorted / 2);
-	return @sorted % 2 ? $sorted[$middle] : ($sorted[ $middle - 1 ] + $sorted[$middle]) / 2;
 }
 
 1;

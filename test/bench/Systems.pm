@@ -8,6 +8,7 @@
 #	fill, drain		commands of its client; see Meter.pm
 #	finished		SQL: have all messages gone where finished ones go?
 #	options			settings of its sessions
+#	count			how many messages, if not as many as the others
 # and those that the driver knows, for the scenarios that write SQL,
 #	table, ready	its relation, and the index that claims use
 #	enqueue			SQL: puts in one message
@@ -83,6 +84,13 @@ $systems{'sql-delete'} = {
 	finished => 'SELECT count(*) = 0 AND ? > 0 FROM sqlq.queue',
 };
 
+$systems{'outbox-node'}{version} = $systems{outbox}{version};
+$systems{'pg-boss-few'} = {
+	%{ $systems{'pg-boss'} },
+	title => 'pg-boss, 2 k ready (2)',
+	count => 2_000,
+};
+
 # what else is measured in: enqueueing beside a plain table
 $systems{plain} = {
 	setup => sub {
@@ -93,8 +101,8 @@ $systems{plain} = {
 
 sub rival_names
 {
-	return ('sql-keep', 'outbox', 'outbox-node', 'pg-boss', 'sql-delete',
-		'outbox-delete', 'graphile', 'pgq');
+	return ('sql-keep', 'outbox', 'outbox-node', 'pg-boss', 'pg-boss-few',
+		'sql-delete', 'outbox-delete', 'graphile', 'pgq');
 }
 
 sub system_of
@@ -119,3 +127,97 @@ sub driver_drain
 	my ($name) = @_;
 	return sub { my ($conns, $batch) = @_; [ $driver, 'drain', $name, $conns, $batch ] };
 }
+
+# A system whose client is a program for Node, which needs a module.
+sub node_system
+{
+	my ($name, $title, $history, $program, $module) = @_;
+	my @command = ('node', "$FindBin::Bin/rivals/$program");
+	my $seconds = 5;		# then it stops, done or not
+	my %finished = (
+		'outbox-node' => 'SELECT count(*) = ? FROM outbox.archive',
+		'pg-boss'     => "SELECT count(*) = ? FROM pgboss.job WHERE state = 'completed'",
+		'graphile'    => 'SELECT count(*) = 0 AND ? > 0 FROM graphile_worker._private_jobs',
+	);
+	return $name => {
+		title    => $title,
+		history  => $history,
+		version  => sub { module_version($module) },
+		missing  => sub { !module_version($module) },
+		setup    => sub { run_client($_[0], [ @command, 'setup' ]) },
+		fill     => sub { my ($count) = @_; [ @command, 'fill', $count, 100 ] },
+		drain    => sub { my ($conns, $batch) = @_; [ @command, 'drain', $conns, $batch, $seconds ] },
+		finished => $finished{$name},
+	};
+}
+
+# The version that the server offers; none: not installed.
+sub extension_version
+{
+	my ($name) = @_;
+	my $dbh = connect_to('postgres');
+	my ($version) = $dbh->selectrow_array(
+		'SELECT default_version FROM pg_available_extensions WHERE name = ?', undef, $name);
+	$dbh->disconnect;
+	return $version;
+}
+
+sub module_version
+{
+	my ($name) = @_;
+	open my $file, '<', "$modules/$name/package.json" or return;
+	local $/;
+	return decode_json(readline $file)->{version};
+}
+
+sub run_sql
+{
+	my ($database, $sql) = @_;
+	my $dbh = connect_to($database);
+	$dbh->do('SET client_min_messages = warning');
+	$dbh->do($sql);
+	$dbh->disconnect;
+	return;
+}
+
+sub run_file
+{
+	my ($database, $path) = @_;
+	open my $file, '<', "$FindBin::Bin/$path" or die "$path: $!\n";
+	local $/;
+	run_sql($database, scalar readline $file);
+	return;
+}
+
+# The template database of a system.
+sub template
+{
+	my ($name) = @_;
+	my $template = 'template_' . $name =~ s/\W/_/gr;
+	create_template($template, system_of($name)->{setup});
+	return $template;
+}
+
+# Fill a new queue, and drain it: the figures of both. Statistics are
+# collected in between, because the plans of SQL queues depend on them.
+sub drain_filled
+{
+	my ($name, $count, $conns, $batch, $options) = @_;
+	my $system   = system_of($name);
+	my $settings = join ' ', grep { $_ } $options, $system->{options};
+	my $database = fresh_database(template($name), 'bench_drain');
+	my $filled   = metered($database, $system->{fill}->($count), $settings);
+	run_sql($database, 'ANALYZE');
+	my $drained = metered($database, $system->{drain}->($conns, $batch), $settings);
+	my $dbh     = connect_to($database);
+	my ($finished) = $dbh->selectrow_array($system->{finished}, undef, $drained->{messages});
+	$dbh->disconnect;
+	die "$name: $drained->{messages} messages drained, which is not what the tables say\n"
+	  unless $finished;
+	die "$name: only $drained->{messages} of $count messages drained\n"
+	  if $drained->{messages} != $count && !$drained->{stopped};
+	drop_databases($database);
+	return { fill => $filled, drain => $drained };
+}
+
+1;

@@ -45,8 +45,8 @@ typedef struct System
 	const char *name;
 	const char *open;			/* names the batch, if that is a call by
 								 * itself; no row or NULL: there is none */
-	const char *claim;			/* $1 owner, $2 batch size; or $1 batch.
-								 * First column: the id */
+	const char *claim;			/* $1 owner, $2 batch size; or $1 batch. First
+								 * column: the id */
 	const char *settle;			/* $1 owner, $2 ids; or $1 batch */
 	const char *produce;		/* $1 payloads */
 	const char *produced;		/* called after it, or NULL */
@@ -425,7 +425,7 @@ static int
 take_and_finish(Worker *worker)
 {
 	int			n = sys->open != NULL ? take_and_finish_batch(worker)
-		: take_and_finish_leases(worker);
+	: take_and_finish_leases(worker);
 
 	if (n > 0)
 		worker->messages += n;
