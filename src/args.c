@@ -86,6 +86,14 @@ outbox_arg_name_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
 	return value;
 }
 
+/* The same, but it must be there. */
+const text *
+outbox_arg_name(FunctionCallInfo fcinfo, int arg, const char *name)
+{
+	outbox_require(fcinfo, arg, name);
+	return outbox_arg_name_or_null(fcinfo, arg, name);
+}
+
 /* A number; null means the fallback. */
 int
 outbox_arg_int(FunctionCallInfo fcinfo, int arg, const char *name,

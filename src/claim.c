@@ -23,6 +23,7 @@
 #include "claim.h"
 #include "directory.h"
 #include "guc.h"
+#include "handler.h"
 #include "hint.h"
 #include "history.h"
 #include "key.h"
@@ -157,17 +158,25 @@ open_streams(Claimer *claimer)
 	return &claimer->streams;
 }
 
+/* Only who names it gets the topic of waits, or one that a handler serves. */
 static bool
-topic_wanted(const OutboxClaim *claim, const text *topic)
+topic_reserved(const text *namespace, const text *topic)
+{
+	const char *wait_topic = outbox_join_wait_topic;
+	int			len = strlen(wait_topic);
+
+	return (VARSIZE_ANY_EXHDR(topic) == len &&
+			memcmp(VARDATA_ANY(topic), wait_topic, len) == 0) ||
+		(outbox_handlers() != NIL &&
+		 outbox_handler_serves(outbox_topic_lane(namespace, topic), topic));
+}
+
+static bool
+topic_wanted(const OutboxClaim *claim, const text *namespace,
+			 const text *topic)
 {
 	if (claim->topics == NULL)
-	{
-		const char *wait_topic = outbox_join_wait_topic;
-		int			len = strlen(wait_topic);
-
-		return VARSIZE_ANY_EXHDR(topic) != len ||
-			memcmp(VARDATA_ANY(topic), wait_topic, len) != 0;
-	}
+		return !topic_reserved(namespace, topic);
 	for (int i = 0; i < claim->ntopics; i++)
 	{
 		if (outbox_text_equal(claim->topics[i], topic))
@@ -225,7 +234,7 @@ consider(Claimer *claimer, TupleTableSlot *message, TransactionId *writer)
 
 	if ((claim->namespace != NULL &&
 		 !outbox_text_equal(claim->namespace, namespace)) ||
-		!topic_wanted(claim, topic) ||
+		!topic_wanted(claim, namespace, topic) ||
 		!tenant_wanted(claim, message))
 		return LEAVE;
 	outbox_policy_get(namespace, topic, &policy);
@@ -531,7 +540,9 @@ admit_lanes(const OutboxClaim *claim, int64 *lanes, int nlanes)
 	reserved = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
 	for (int i = 0; i < nlanes; i++)
 	{
-		if (claim->topics == NULL && outbox_lane_topic(lanes[i]) == reserved)
+		if (claim->topics == NULL &&
+			(outbox_lane_topic(lanes[i]) == reserved ||
+			 outbox_handler_serves(lanes[i], NULL)))
 			continue;
 		if (!outbox_policy_lane_is_paused(lanes[i]))
 			lanes[n++] = lanes[i];
@@ -546,22 +557,16 @@ open_queue(Claimer *claimer)
 		outbox_table_open(&claimer->queue, outbox_catalog()->queue, Q_NATTS);
 }
 
-/* The lanes in which there may be something for this claim. */
-static int64 *
-choose_lanes(Claimer *claimer, int *nlanes)
+/* Which lanes a claim looks into; namespace_hash is where the filter points. */
+void
+outbox_claim_filter(const OutboxClaim *claim, OutboxLaneFilter *filter,
+					uint32 *namespace_hash)
 {
-	const OutboxClaim *claim = claimer->claim;
-	Oid			relid = outbox_catalog()->queue;
-	OutboxLaneFilter filter = {NULL};
-	uint32		namespace_hash;
-	int64	   *lanes;
-	int64	   *listed;
-	int			nlisted;
-
+	memset(filter, 0, sizeof(OutboxLaneFilter));
 	if (claim->namespace != NULL)
 	{
-		namespace_hash = outbox_namespace_hash(claim->namespace);
-		filter.namespace_hash = &namespace_hash;
+		*namespace_hash = outbox_namespace_hash(claim->namespace);
+		filter->namespace_hash = namespace_hash;
 	}
 	if (claim->topics != NULL)
 	{
@@ -569,10 +574,24 @@ choose_lanes(Claimer *claimer, int *nlanes)
 
 		for (int i = 0; i < claim->ntopics; i++)
 			hashes[i] = outbox_topic_hash(claim->topics[i]);
-		filter.topic_hashes = hashes;
-		filter.ntopics = claim->ntopics;
+		filter->topic_hashes = hashes;
+		filter->ntopics = claim->ntopics;
 	}
+}
 
+/* The lanes in which there may be something for this claim. */
+static int64 *
+choose_lanes(Claimer *claimer, int *nlanes)
+{
+	const OutboxClaim *claim = claimer->claim;
+	Oid			relid = outbox_catalog()->queue;
+	OutboxLaneFilter filter;
+	uint32		namespace_hash;
+	int64	   *lanes;
+	int64	   *listed;
+	int			nlisted;
+
+	outbox_claim_filter(claim, &filter, &namespace_hash);
 	if (claim->namespace != NULL && claim->topics != NULL)
 	{
 		lanes = palloc_array(int64, claim->ntopics + 1);
@@ -633,7 +652,8 @@ run_walks(Claimer *claimer, OutboxWalk *walks, int nwalks)
 	claimer->row = outbox_table_new_row(&claimer->queue);
 	claimer->follower = MakeSingleTupleTableSlot(RelationGetDescr(claimer->queue.rel),
 												 &TTSOpsHeapTuple);
-	outbox_history_begin(&claimer->history, claimer->now);
+	outbox_history_begin(&claimer->history, &claimer->queue, claimer->now);
+	claimer->history.ended.must_not_wait = true;
 
 	for (int i = 0; i < nwalks; i++)
 	{
@@ -650,12 +670,12 @@ run_walks(Claimer *claimer, OutboxWalk *walks, int nwalks)
 		outbox_stream_scan_end(&claimer->streams);
 		ExecDropSingleTupleTableSlot(claimer->next);
 	}
-	outbox_history_end(&claimer->history);
 	ExecDropSingleTupleTableSlot(claimer->follower);
 	ExecDropSingleTupleTableSlot(claimer->row);
 	index_close(index, NoLock);
 	outbox_stream_arrange(&claimer->queue, &claimer->touched, claimer->now,
 						  true);
+	outbox_history_end(&claimer->history);
 }
 
 /*

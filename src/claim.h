@@ -25,7 +25,14 @@ typedef struct OutboxClaim
 /* Called with each message that was claimed, in its new state. */
 typedef void (*OutboxClaimSink) (TupleTableSlot *message, void *arg);
 
+struct OutboxLaneFilter;
+
+extern void outbox_claim_filter(const OutboxClaim *claim,
+								struct OutboxLaneFilter *filter,
+								uint32 *namespace_hash);
 extern int	outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink,
 						 void *arg);
+extern int	outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
+								 OutboxClaimSink sink, void *arg);
 
 #endif							/* OUTBOX_CLAIM_H */

@@ -40,4 +40,11 @@ typedef bool OutboxUpdateIndexes;
 	index_beginscan(heap, index, snap, nkeys, 0)
 #endif
 
+/* 17 lets a background worker connect as a role that cannot log in. */
+#if PG_VERSION_NUM >= 170000
+#define OUTBOX_BGWORKER_ANY_ROLE BGWORKER_BYPASS_ROLELOGINCHECK
+#else
+#define OUTBOX_BGWORKER_ANY_ROLE 0
+#endif
+
 #endif							/* OUTBOX_COMPAT_H */

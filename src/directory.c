@@ -102,6 +102,8 @@ outbox_directory_init(OutboxShared *shared, int nlanes)
 	OutboxLane *lanes;
 
 	shared->tranche = tranche;
+	outbox_wake_init(&shared->wake, tranche);
+	outbox_workers_init(&shared->workers, tranche);
 	shared->nlanes = nlanes;
 	shared->nheads = heads_for(nlanes);
 	LWLockInitialize(&shared->lock, tranche);
@@ -444,6 +446,75 @@ outbox_lanes_list(Oid relid, const OutboxLaneFilter *filter, TimestampTz now,
 	}
 	LWLockRelease(&shared->lock);
 	return complete;
+}
+
+/*
+ * When will something next become due in the lanes that pass the filter, or a
+ * lease in them end?  DT_NOEND if nothing will.  False if that is not known:
+ * because we do not know all lanes, or because a lane has something due now,
+ * which hides what comes later.
+ */
+bool
+outbox_lanes_next_due(Oid relid, const OutboxLaneFilter *filter,
+					  TimestampTz now, TimestampTz *due)
+{
+	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxStoreState *store;
+	bool		known;
+
+	*due = DT_NOEND;
+	if (shared == NULL)
+		return false;
+	LWLockAcquire(&shared->lock, LW_SHARED);
+	store = find_store(shared, MyDatabaseId, relid);
+	known = store != NULL && store->complete;
+	for (int i = 0; known && i < shared->nlanes; i++)
+	{
+		OutboxLaneEntry *entry = &directory_entries(shared)[i];
+		OutboxLane *slot = &directory_lanes(shared)[i];
+
+		if (entry->relid != relid || entry->dbid != MyDatabaseId ||
+			!outbox_lane_wanted(filter, entry->lane))
+			continue;
+		LWLockAcquire(&slot->lock, LW_SHARED);
+		known = slot->next_due > now && slot->leases_known;
+		*due = Min(*due, slot->next_due);
+		for (int k = 0; k < slot->nbuckets; k++)
+		{
+			/* one that has ended and was not taken is in somebody's hand */
+			if (slot->buckets[k].due > now)
+				*due = Min(*due, slot->buckets[k].due);
+		}
+		LWLockRelease(&slot->lock);
+	}
+	LWLockRelease(&shared->lock);
+	return known;
+}
+
+/* When does the first lease in a database end?  DT_NOEND if there is none. */
+TimestampTz
+outbox_lanes_next_lease(Oid dbid)
+{
+	OutboxShared *shared = outbox_shmem();
+	TimestampTz ends = DT_NOEND;
+
+	if (shared == NULL)
+		return ends;
+	LWLockAcquire(&shared->lock, LW_SHARED);
+	for (int i = 0; i < shared->nlanes; i++)
+	{
+		OutboxLane *slot = &directory_lanes(shared)[i];
+
+		if (!OidIsValid(directory_entries(shared)[i].relid) ||
+			directory_entries(shared)[i].dbid != dbid)
+			continue;
+		LWLockAcquire(&slot->lock, LW_SHARED);
+		for (int k = 0; k < slot->nbuckets; k++)
+			ends = Min(ends, slot->buckets[k].due);
+		LWLockRelease(&slot->lock);
+	}
+	LWLockRelease(&shared->lock);
+	return ends;
 }
 
 /*

@@ -11,6 +11,8 @@
 #include "storage/lwlock.h"
 
 #include "lane.h"
+#include "wake.h"
+#include "workers.h"
 #include "outbox.h"
 
 #define OUTBOX_DEFAULT_LANES 256
@@ -57,6 +59,8 @@ typedef struct OutboxShared
 	int			nlanes;
 	int			nheads;
 	OutboxStoreState stores[OUTBOX_MAX_STORES];
+	OutboxWakeState wake;
+	OutboxWorkersState workers;
 	/* then int heads[nheads], OutboxLaneEntry[nlanes], OutboxLane[nlanes] */
 } OutboxShared;
 
@@ -83,6 +87,9 @@ extern bool outbox_lane_wanted(const OutboxLaneFilter *filter, int64 lane);
 extern bool outbox_lanes_list(Oid relid, const OutboxLaneFilter *filter,
 							  TimestampTz now, OutboxScanKind kind,
 							  int64 **lanes, int *nlanes);
+extern bool outbox_lanes_next_due(Oid relid, const OutboxLaneFilter *filter,
+								  TimestampTz now, TimestampTz *due);
+extern TimestampTz outbox_lanes_next_lease(Oid dbid);
 extern bool outbox_lanes_need_listing(Oid relid);
 extern uint32 outbox_lanes_listing_begin(Oid relid);
 extern void outbox_lanes_listing_add(Oid relid, int64 lane);

@@ -28,6 +28,7 @@
 #include "policy.h"
 #include "stream.h"
 #include "uuid7.h"
+#include "wake.h"
 
 #define TENANT_HEX_DIGITS 32
 
@@ -265,9 +266,12 @@ add_to_range(Enqueuer *enqueuer, int64 lane, OutboxKey key)
 {
 	KeyRange   *range = &enqueuer->range;
 
-	/* parked messages are nobody's business */
+	/* parked messages are nobody's business, but for who waits (stream.c) */
 	if (key.at == DT_NOEND)
+	{
+		outbox_wake_note(RelationGetRelid(enqueuer->queue.rel), lane);
 		return;
+	}
 	if (range->used && (range->lane != lane || range->hi.at != key.at))
 		flush_rows(enqueuer);
 	if (!range->used)
@@ -292,6 +296,8 @@ insert_message(Enqueuer *enqueuer, const OutboxMessage *message,
 	if (key.at != DT_NOEND)
 		outbox_lane_report(RelationGetRelid(enqueuer->queue.rel), lane, key,
 						   key, GetCurrentTransactionId());
+	else
+		outbox_wake_note(RelationGetRelid(enqueuer->queue.rel), lane);
 }
 
 /* Insert a message with the next batch. */
@@ -515,6 +521,8 @@ outbox_enqueue(OutboxMessage *messages, int nmessages)
 	outbox_table_close(&enqueuer.queue);
 	for (int i = 0; i < nmessages; i++)
 	{
+		if (messages[i].enqueued && messages[i].expires_at != NULL)
+			outbox_wake_note_due(*messages[i].expires_at);
 		if (messages[i].enqueued && messages[i].replayed_id == 0)
 		{
 			outbox_check_given_id(&messages[i]);

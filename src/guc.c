@@ -13,6 +13,7 @@
 #include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/timestamp.h"
+#include "utils/varlena.h"
 
 #include "guc.h"
 #include "directory.h"
@@ -30,6 +31,12 @@ int			outbox_retention = 7 * SECS_PER_DAY;
 int			outbox_dead_retention = -1;
 bool		outbox_check_dedupe_tenant = true;
 char	   *outbox_join_wait_topic = NULL;
+int			outbox_join_retention = 30 * SECS_PER_DAY;
+bool		outbox_allow_superuser_handlers = false;
+char	   *outbox_databases = NULL;
+int			outbox_discovery_interval = 300;
+int			outbox_max_workers = 4;
+int			outbox_selection_strategy = OUTBOX_ROUND_ROBIN;
 int			outbox_log_level = DEBUG1;
 bool		outbox_use_cursor = true;
 bool		outbox_use_direct = true;
@@ -48,6 +55,24 @@ static const struct config_enum_entry log_level_options[] = {
 	{"warning", WARNING, false},
 	{NULL, 0, false}
 };
+
+static const struct config_enum_entry strategy_options[] = {
+	{"round_robin", OUTBOX_ROUND_ROBIN, false},
+	{"drain_first", OUTBOX_DRAIN_FIRST, false},
+	{NULL, 0, false}
+};
+
+static bool
+check_databases(char **newval, void **extra, GucSource source)
+{
+	char	   *raw = pstrdup(*newval);
+	List	   *names;
+
+	if (strcmp(raw, "*") == 0 || SplitIdentifierString(raw, ',', &names))
+		return true;
+	GUC_check_errdetail("The value must be * or a list of database names.");
+	return false;
+}
 
 static bool
 check_name(char **newval, void **extra, GucSource source)
@@ -121,6 +146,18 @@ define_policy_settings(void)
 							&outbox_dead_retention,
 							-1, -1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.join_retention",
+							"How long joins that have ended are kept.",
+							"-1 keeps them for ever. A join that somebody waits for is kept.",
+							&outbox_join_retention,
+							30 * SECS_PER_DAY, -1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomBoolVariable("outbox.allow_superuser_handlers",
+							 "Lets superusers register handlers, which then run as superuser.",
+							 NULL,
+							 &outbox_allow_superuser_handlers,
+							 false,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("outbox.check_dedupe_tenant",
 							 "Requires the dedupe key of a tenant's message to begin with the tenant.",
 							 NULL,
@@ -139,6 +176,37 @@ define_policy_settings(void)
 							 &outbox_log_level,
 							 DEBUG1, log_level_options,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
+}
+
+/* These mean nothing without a launcher. */
+static void
+define_worker_settings(void)
+{
+	DefineCustomStringVariable("outbox.databases",
+							   "Databases that background workers serve.",
+							   "A list of names, or * for all that have the extension; empty for none.",
+							   &outbox_databases,
+							   "*",
+							   PGC_SIGHUP, GUC_LIST_INPUT, check_databases,
+							   NULL, NULL);
+	DefineCustomIntVariable("outbox.discovery_interval",
+							"How often to look for new databases.",
+							NULL,
+							&outbox_discovery_interval,
+							300, 1, INT_MAX / 1000,
+							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.max_workers",
+							"How many background workers may run at a time.",
+							NULL,
+							&outbox_max_workers,
+							4, 1, 64,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomEnumVariable("outbox.selection_strategy",
+							 "How workers divide their time among databases.",
+							 "round_robin leaves a database after each batch if others wait; drain_first when nothing is left to do.",
+							 &outbox_selection_strategy,
+							 OUTBOX_ROUND_ROBIN, strategy_options,
+							 PGC_SIGHUP, 0, NULL, NULL, NULL);
 }
 
 static void
@@ -171,5 +239,7 @@ outbox_guc_define(void)
 	define_claim_settings();
 	define_policy_settings();
 	define_developer_settings();
+	if (process_shared_preload_libraries_in_progress)
+		define_worker_settings();
 	MarkGUCPrefixReserved("outbox");
 }

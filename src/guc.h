@@ -7,6 +7,13 @@
 
 #include "postgres.h"
 
+/* How workers divide their time among databases. */
+typedef enum OutboxSelectionStrategy
+{
+	OUTBOX_ROUND_ROBIN,
+	OUTBOX_DRAIN_FIRST
+}			OutboxSelectionStrategy;
+
 extern int	outbox_lease_seconds;
 extern int	outbox_batch_size;
 extern int	outbox_poll_interval;
@@ -18,6 +25,12 @@ extern int	outbox_retention;
 extern int	outbox_dead_retention;
 extern bool outbox_check_dedupe_tenant;
 extern char *outbox_join_wait_topic;
+extern int	outbox_join_retention;
+extern bool outbox_allow_superuser_handlers;
+extern char *outbox_databases;
+extern int	outbox_discovery_interval;
+extern int	outbox_max_workers;
+extern int	outbox_selection_strategy;
 extern int	outbox_log_level;
 extern bool outbox_use_cursor;
 extern bool outbox_use_direct;

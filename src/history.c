@@ -22,8 +22,11 @@
 #include "policy.h"
 
 void
-outbox_history_begin(OutboxHistory *history, TimestampTz now)
+outbox_history_begin(OutboxHistory *history, OutboxTable *queue,
+					 TimestampTz now)
 {
+	memset(&history->ended, 0, sizeof(history->ended));
+	history->queue = queue;
 	history->now = now;
 	history->context = NULL;
 	history->ndestinations = 0;
@@ -172,6 +175,9 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 	MemoryContext old;
 	int			keep;
 
+	outbox_ended_add(&history->ended,
+					 DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)),
+					 outcome->status);
 	outbox_policy_get(DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
 					  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
 					  &policy);
@@ -205,6 +211,10 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 	}
 }
 
+/*
+ * All is collected: write it, and let those know who asked to be told.  That
+ * takes locks on what is theirs, so it comes last in a call.
+ */
 void
 outbox_history_end(OutboxHistory *history)
 {
@@ -212,30 +222,44 @@ outbox_history_end(OutboxHistory *history)
 	close_all(history);
 	if (history->context != NULL)
 		MemoryContextDelete(history->context);
+	outbox_ended_fire(history->queue, &history->ended);
 }
 
 /* ---------------------------------------------------------------------- */
 /* Looking up                                                             */
 /* ---------------------------------------------------------------------- */
 
+/*
+ * Does the table have a row of this message?  If not, or if it may soon be
+ * another answer, *writer is the transaction that is changing that.
+ */
 static bool
-table_has(Oid relid, int natts, Oid index, const pg_uuid_t *message_id)
+find_message(Oid relid, int natts, Oid index, const pg_uuid_t *message_id,
+			 TransactionId *writer)
 {
 	OutboxTable table;
 	OutboxProbe probe;
 	TupleTableSlot *slot;
-	TransactionId blocker;
 	bool		found;
 
 	outbox_table_open(&table, relid, natts);
 	slot = outbox_table_slot(&table);
 	outbox_probe_begin(&probe, &table, index);
-	found = outbox_probe(&probe, UUIDPGetDatum(message_id), slot, &blocker) ||
-		TransactionIdIsValid(blocker);
+	found = outbox_probe(&probe, UUIDPGetDatum(message_id), slot, writer);
 	outbox_probe_end(&probe);
 	ExecDropSingleTupleTableSlot(slot);
 	outbox_table_close(&table);
 	return found;
+}
+
+/* Does the table have a row of this message, be it not committed yet? */
+static bool
+table_has(Oid relid, int natts, Oid index, const pg_uuid_t *message_id)
+{
+	TransactionId writer;
+
+	return find_message(relid, natts, index, message_id, &writer) ||
+		TransactionIdIsValid(writer);
 }
 
 /* The index of an archive partition that finds a message by its id. */
@@ -262,17 +286,13 @@ partition_index(Oid partition)
 	return result;
 }
 
-/* Has this message left the queue, and is still kept? */
-bool
-outbox_message_in_history(const pg_uuid_t *message_id)
+static bool
+archive_has(const pg_uuid_t *message_id)
 {
-	const OutboxCatalog *catalog = outbox_catalog();
-	List	   *partitions;
+	List	   *partitions = find_inheritance_children(outbox_catalog()->archive,
+													   AccessShareLock);
 	ListCell   *lc;
 
-	if (table_has(catalog->dead, H_NATTS, catalog->dead_message_id, message_id))
-		return true;
-	partitions = find_inheritance_children(catalog->archive, AccessShareLock);
 	foreach(lc, partitions)
 	{
 		Oid			index = partition_index(lfirst_oid(lc));
@@ -282,6 +302,40 @@ outbox_message_in_history(const pg_uuid_t *message_id)
 			return true;
 	}
 	return false;
+}
+
+/* Has this message left the queue, and is still kept? */
+bool
+outbox_message_in_history(const pg_uuid_t *message_id)
+{
+	const OutboxCatalog *catalog = outbox_catalog();
+
+	return table_has(catalog->dead, H_NATTS, catalog->dead_message_id,
+					 message_id) ||
+		archive_has(message_id);
+}
+
+/*
+ * Has this message ended, and how?  False if it has not, or is not known.
+ * *writer is the transaction in progress, if any, that is changing that.
+ */
+bool
+outbox_message_outcome(const pg_uuid_t *message_id, OutboxStatus *status,
+					   TransactionId *writer)
+{
+	const OutboxCatalog *catalog = outbox_catalog();
+
+	if (find_message(catalog->queue, Q_NATTS, catalog->queue_message_id,
+					 message_id, writer) || TransactionIdIsValid(*writer))
+		return false;
+	if (find_message(catalog->dead, H_NATTS, catalog->dead_message_id,
+					 message_id, writer) || TransactionIdIsValid(*writer))
+	{
+		*status = OUTBOX_DEAD;
+		return !TransactionIdIsValid(*writer);
+	}
+	*status = OUTBOX_DONE;
+	return archive_has(message_id);
 }
 
 /* Is there still a message with this id, in whatever state? */

@@ -5,6 +5,7 @@
 #ifndef OUTBOX_HISTORY_H
 #define OUTBOX_HISTORY_H
 
+#include "ended.h"
 #include "outbox.h"
 #include "table.h"
 #include "utils/uuid.h"
@@ -22,6 +23,8 @@ typedef struct OutboxDestination
 /* Messages on their way out of the queue, in one call. */
 typedef struct OutboxHistory
 {
+	OutboxTable *queue;			/* where they come from */
+	OutboxEndedList ended;
 	TimestampTz now;
 	MemoryContext context;		/* of the rows not yet written */
 	int			ndestinations;
@@ -39,10 +42,14 @@ typedef struct OutboxOutcome
 } OutboxOutcome;
 
 extern void outbox_history_init(void);
-extern void outbox_history_begin(OutboxHistory *history, TimestampTz now);
+extern void outbox_history_begin(OutboxHistory *history, OutboxTable *queue,
+								 TimestampTz now);
 extern void outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 							   const OutboxOutcome *outcome);
 extern void outbox_history_end(OutboxHistory *history);
+extern bool outbox_message_outcome(const pg_uuid_t *message_id,
+								   OutboxStatus *status,
+								   TransactionId *writer);
 extern bool outbox_message_is_kept(const pg_uuid_t *message_id);
 extern bool outbox_message_in_history(const pg_uuid_t *message_id);
 extern Oid	outbox_archive_partition(int keep, TimestampTz at);

@@ -62,6 +62,7 @@
 #include "lane.h"
 #include "lane_state.h"
 #include "lane_xact.h"
+#include "wake.h"
 
 /* ---------------------------------------------------------------------- */
 /* Reports                                                                */
@@ -77,6 +78,7 @@ outbox_lane_report(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
 {
 	OutboxLane *slot;
 
+	outbox_wake_note(relid, lane);
 	if (!outbox_lane_is_topic(lane))
 	{
 		outbox_directory_note_owner_lane(relid, lane);
@@ -112,6 +114,7 @@ outbox_lane_report_lease(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
 	OutboxLane *slot = outbox_directory_lock_lane(relid, lane, true);
 	OutboxBucket bucket = {locked_until, lo, hi};
 
+	outbox_wake_note_lease(locked_until);
 	if (slot == NULL)
 		return;
 	outbox_lane_add_bucket(slot, &bucket);
@@ -396,4 +399,6 @@ outbox_lane_finish(OutboxLaneScan *scan, TimestampTz now)
 	LWLockRelease(&slot->lock);
 	if (scan->watch >= 0)
 		outbox_lane_drop_watch(slot, scan->watch);
+	for (int i = 0; i < scan->nfound_leases; i++)
+		outbox_wake_note_lease(scan->found_leases[i].due);
 }

@@ -19,6 +19,7 @@
 
 #include "directory.h"
 #include "lane_xact.h"
+#include "wake.h"
 
 /* How far back to look for a range that a key can be added to. */
 #define LOOK_BACK 8
@@ -219,8 +220,13 @@ outbox_lane_xact_end(bool committed)
 {
 	if (nwatches > 0)
 		call_off(0);
-	for (int i = 0; committed && i < nclaims; i++)
-		close_holes(&claims[i]);
+	for (int i = 0; i < nclaims; i++)
+	{
+		if (committed)
+			close_holes(&claims[i]);
+		else
+			outbox_wake_note(claims[i].relid, claims[i].lane);
+	}
 	nclaims = 0;
 	nchanges = 0;
 }
@@ -230,4 +236,11 @@ outbox_lane_subxact_abort(void)
 {
 	if (nwatches > 0)
 		call_off(GetCurrentTransactionNestLevel());
+	/* others may not wait until our end for what is free again */
+	if (nclaims > 0)
+	{
+		for (int i = 0; i < nclaims; i++)
+			outbox_wake_note(claims[i].relid, claims[i].lane);
+		outbox_wake_now();
+	}
 }

@@ -10,12 +10,15 @@
 #include "miscadmin.h"
 
 #include "guc.h"
+#include "handler.h"
 #include "history.h"
 #include "lane.h"
 #include "lane_xact.h"
 #include "policy.h"
 #include "shmem.h"
 #include "table.h"
+#include "wake.h"
+#include "worker.h"
 
 PG_MODULE_MAGIC;
 
@@ -27,13 +30,11 @@ at_xact_event(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
-			outbox_lane_xact_end(true);
-			outbox_table_xact_end();
-			break;
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
-			outbox_lane_xact_end(false);
+			outbox_lane_xact_end(event == XACT_EVENT_COMMIT);
 			outbox_table_xact_end();
+			outbox_wake_xact_end(event == XACT_EVENT_PREPARE);
 			break;
 		default:
 			break;
@@ -55,10 +56,14 @@ _PG_init(void)
 		return;
 	outbox_guc_define();
 	if (process_shared_preload_libraries_in_progress)
+	{
 		outbox_shmem_preload();
+		outbox_launcher_register();
+	}
 	outbox_table_init();
 	outbox_history_init();
 	outbox_policy_init();
+	outbox_handler_init();
 	RegisterXactCallback(at_xact_event, NULL);
 	RegisterSubXactCallback(at_subxact_event, NULL);
 }

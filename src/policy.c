@@ -27,6 +27,7 @@
 #include "key.h"
 #include "policy.h"
 #include "table.h"
+#include "wake.h"
 
 /* outbox.topics */
 enum
@@ -266,5 +267,6 @@ outbox_topics_changed(PG_FUNCTION_ARGS)
 				 errmsg("\"%s\" was not called as a trigger",
 						"outbox._topics_changed")));
 	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
+	outbox_wake_note_all();
 	PG_RETURN_POINTER(NULL);
 }

@@ -18,6 +18,7 @@
 #include "lane.h"
 #include "lane_xact.h"
 #include "queue.h"
+#include "wake.h"
 
 /* Where a message lies in its lane. */
 OutboxKey
@@ -65,6 +66,18 @@ outbox_queue_make_ready(TupleTableSlot *row, TupleTableSlot *message,
 	outbox_row_set_null(row, Q_LOCKED_UNTIL);
 }
 
+/*
+ * Who waits for messages may be waiting for the end of our transaction, where
+ * it has a stream in its hand (stream.c).
+ */
+static void
+note_stream(OutboxTable *queue, TupleTableSlot *message)
+{
+	if (!slot_attisnull(message, Q_STREAM_ID))
+		outbox_wake_note(RelationGetRelid(queue->rel),
+						 outbox_queue_topic_lane(message));
+}
+
 /* Let the lanes know that a message has left its place. */
 static void
 note_old_place(OutboxTable *queue, TupleTableSlot *message)
@@ -110,6 +123,7 @@ outbox_queue_update(OutboxTable *queue, TupleTableSlot *message,
 		outbox_row_get(message, Q_READY_AT) != outbox_row_get(row, Q_READY_AT))
 		note_old_place(queue, message);
 	report_new_place(queue, row);
+	note_stream(queue, message);
 	return OUTBOX_ROW_OK;
 }
 
@@ -124,6 +138,7 @@ outbox_queue_finish(OutboxTable *queue, OutboxHistory *history,
 	if (result == OUTBOX_ROW_OK)
 	{
 		note_old_place(queue, message);
+		note_stream(queue, message);
 		outbox_history_add(history, message, outcome);
 	}
 	return result;

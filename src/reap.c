@@ -161,7 +161,7 @@ outbox_reap(int limit)
 	reaper.now = GetCurrentTimestamp();
 	outbox_table_open(&reaper.queue, outbox_catalog()->queue, Q_NATTS);
 	reaper.row = outbox_table_new_row(&reaper.queue);
-	outbox_history_begin(&reaper.history, reaper.now);
+	outbox_history_begin(&reaper.history, &reaper.queue, reaper.now);
 
 	outbox_walk_leases(&reaper.queue, reaper.now, OUTBOX_SCAN_REAP, reap_lease,
 					   &reaper);
@@ -169,9 +169,9 @@ outbox_reap(int limit)
 	CommandCounterIncrement();
 	reap_expired_messages(&reaper);
 
-	outbox_history_end(&reaper.history);
 	ExecDropSingleTupleTableSlot(reaper.row);
 	outbox_stream_arrange(&reaper.queue, &reaper.streams, reaper.now, true);
+	outbox_history_end(&reaper.history);
 	outbox_table_close(&reaper.queue);
 	if (reaper.nreaped > 0)
 		outbox_log("outbox reap: count %d", reaper.nreaped);

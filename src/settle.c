@@ -147,7 +147,11 @@ nack(Settler *settler)
 static OutboxRowResult
 release(Settler *settler)
 {
-	outbox_queue_make_ready(settler->row, settler->slot, settler->now, settler->now);
+	const TimestampTz *not_before = settler->settle->not_before;
+
+	outbox_queue_make_ready(settler->row, settler->slot,
+							not_before != NULL ? *not_before : settler->now,
+							settler->now);
 	/* an attempt that was given back does not count */
 	outbox_row_set(settler->row, Q_WAIVED,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(settler->slot,
@@ -267,7 +271,7 @@ begin_settler(Settler *settler, OutboxSettle *settle)
 	settler->hint_end = outbox_hint_end(&settler->queue);
 	outbox_probe_begin(&settler->probe, &settler->queue,
 					   outbox_catalog()->queue_pkey);
-	outbox_history_begin(&settler->history, settler->now);
+	outbox_history_begin(&settler->history, &settler->queue, settler->now);
 }
 
 static void
@@ -278,9 +282,9 @@ end_settler(Settler *settler)
 	outbox_probe_end(&settler->probe);
 	ExecDropSingleTupleTableSlot(settler->row);
 	ExecDropSingleTupleTableSlot(settler->slot);
-	outbox_history_end(&settler->history);
 	outbox_stream_arrange(&settler->queue, &settler->streams, settler->now,
 						  what != OUTBOX_ACK && what != OUTBOX_FAIL);
+	outbox_history_end(&settler->history);
 	outbox_table_close(&settler->queue);
 }
 

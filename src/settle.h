@@ -38,6 +38,7 @@ typedef struct OutboxSettle
 	const Interval *delay;		/* nack: instead of the backoff */
 	int			max_attempts;	/* nack: 0 as the topic says */
 	int			lease_seconds;	/* renew */
+	const TimestampTz *not_before;	/* release: not claimable until then */
 } OutboxSettle;
 
 extern int	outbox_settle(OutboxSettle *settle);

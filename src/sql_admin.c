@@ -13,11 +13,14 @@
 
 #include "args.h"
 #include "history.h"
+#include "guc.h"
 #include "key.h"
 #include "directory.h"
 #include "lane.h"
 #include "shmem.h"
 #include "table.h"
+#include "uuid7.h"
+#include "workers.h"
 
 /* outbox._partition_number(stream_id uuid, partition_count int) RETURNS int */
 PG_FUNCTION_INFO_V1(outbox_partition_number);
@@ -68,6 +71,27 @@ outbox_dedupe_digest_sql(PG_FUNCTION_ARGS)
 	PG_RETURN_UUID_P(digest);
 }
 
+/* outbox._uuid7() RETURNS uuid */
+PG_FUNCTION_INFO_V1(outbox_uuid7_sql);
+Datum
+outbox_uuid7_sql(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t  *uuid = palloc_object(pg_uuid_t);
+
+	outbox_uuid7(GetCurrentTimestamp(), uuid);
+	PG_RETURN_UUID_P(uuid);
+}
+
+/* outbox._log(message text) RETURNS void */
+PG_FUNCTION_INFO_V1(outbox_log_sql);
+Datum
+outbox_log_sql(PG_FUNCTION_ARGS)
+{
+	if (message_level_is_interesting(outbox_log_level))
+		outbox_log("%s", text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	PG_RETURN_VOID();
+}
+
 /* outbox._message_is_kept(message_id uuid) RETURNS boolean */
 PG_FUNCTION_INFO_V1(outbox_message_is_kept_sql);
 Datum
@@ -99,6 +123,34 @@ outbox_library(PG_FUNCTION_ARGS)
 	values[3] = Int32GetDatum(in_use);
 	values[4] = BoolGetDatum(outbox_table_is_direct(outbox_catalog()->queue,
 													Q_NATTS));
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, isnull)));
+}
+
+/*
+ * outbox._workers(OUT launcher boolean, OUT serves boolean, OUT running int,
+ *				   OUT waiting int, OUT failing int, OUT no_slots boolean)
+ */
+PG_FUNCTION_INFO_V1(outbox_workers_sql);
+Datum
+outbox_workers_sql(PG_FUNCTION_ARGS)
+{
+	OutboxWorkersState *state = outbox_workers_state();
+	TupleDesc	desc;
+	Datum		values[6];
+	bool		isnull[6] = {false};
+	OutboxWorkersCount count = {false};
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	if (state != NULL)
+		outbox_workers_count(state, &count);
+	values[0] = BoolGetDatum(count.launcher);
+	values[1] = BoolGetDatum(count.serves);
+	values[2] = Int32GetDatum(count.running);
+	values[3] = Int32GetDatum(count.waiting);
+	values[4] = Int32GetDatum(count.failing);
+	values[5] = BoolGetDatum(count.no_slots);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, isnull)));
 }

@@ -8,14 +8,13 @@
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "storage/latch.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 #include "args.h"
 #include "claim.h"
 #include "guc.h"
+#include "message.h"
 #include "requeue.h"
 #include "scan.h"
 #include "settle.h"
@@ -25,22 +24,14 @@
 /* Claiming                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* The columns of outbox.message, in its order. */
-static const AttrNumber message_columns[] = {
-	Q_ID, Q_MESSAGE_ID, Q_NAMESPACE, Q_TOPIC, Q_PAYLOAD, Q_HEADERS,
-	Q_CORRELATION_ID, Q_TENANT_ID, Q_DEDUPE_KEY, Q_STREAM_ID, Q_ATTEMPTS,
-	Q_RETRY_COUNT, Q_CREATED_AT, Q_DUE_TIME, Q_LOCKED_UNTIL, Q_OWNER_TOKEN
-};
-
 static void
 return_message(TupleTableSlot *message, void *arg)
 {
 	ReturnSetInfo *rsinfo = arg;
-	Datum		values[lengthof(message_columns)];
-	bool		isnull[lengthof(message_columns)];
+	Datum		values[OUTBOX_MESSAGE_NATTS];
+	bool		isnull[OUTBOX_MESSAGE_NATTS];
 
-	for (int i = 0; i < lengthof(message_columns); i++)
-		values[i] = slot_getattr(message, message_columns[i], &isnull[i]);
+	outbox_message_values(message, values, isnull);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
 }
 
@@ -82,19 +73,6 @@ get_claim(FunctionCallInfo fcinfo, OutboxClaim *claim)
 										 PG_INT32_MAX);
 }
 
-/* Sleep for a while, but not beyond the deadline. */
-static void
-wait_for_messages(TimestampTz deadline)
-{
-	long		ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(),
-													 deadline);
-
-	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					 Min(ms, outbox_poll_interval), PG_WAIT_EXTENSION);
-	ResetLatch(MyLatch);
-	CHECK_FOR_INTERRUPTS();
-}
-
 /*
  * outbox.claim(owner_token uuid, lease_seconds int, batch_size int,
  *				namespace text, topics text[], tenant_id uuid,
@@ -108,18 +86,13 @@ outbox_claim_messages(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	OutboxClaim claim;
 	int			wait_ms;
-	TimestampTz deadline = 0;
 
 	outbox_begin_call("outbox.claim()");
 	get_claim(fcinfo, &claim);
 	wait_ms = outbox_arg_int(fcinfo, 7, "wait_ms", 0, 0, OUTBOX_MAX_WAIT_MS);
-	if (wait_ms > 0)
-		deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), wait_ms);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	while (outbox_claim(&claim, return_message, rsinfo) == 0 &&
-		   wait_ms > 0 && GetCurrentTimestamp() < deadline)
-		wait_for_messages(deadline);
+	(void) outbox_claim_or_wait(&claim, wait_ms, return_message, rsinfo);
 	return (Datum) 0;
 }
 

@@ -135,6 +135,15 @@ outbox_catalog(void)
 	catalog.stream_doubts = find_relation(nsp, "stream_doubts");
 	catalog.stream_doubts_pkey = find_relation(nsp, "stream_doubts_pkey");
 	catalog.topics = find_relation(nsp, "topics");
+	catalog.joins = find_relation(nsp, "joins");
+	catalog.joins_pkey = find_relation(nsp, "joins_pkey");
+	catalog.join_members = find_relation(nsp, "join_members");
+	catalog.join_members_message = find_relation(nsp, "join_members_message_idx");
+	catalog.join_waits = find_relation(nsp, "join_waits");
+	catalog.join_waits_pkey = find_relation(nsp, "join_waits_pkey");
+	catalog.join_doubts = find_relation(nsp, "join_doubts");
+	catalog.handlers = find_relation(nsp, "handlers");
+	catalog.message = find_relation(nsp, "message");
 	catalog.owner = relation_owner(catalog.queue);
 	catalog_valid = true;
 	return &catalog;
@@ -217,14 +226,43 @@ simple_index(Relation index, const IndexInfo *info, AttrNumber *partial_on)
 }
 
 static bool
-only_our_triggers(const TriggerDesc *triggers, Oid namespace)
+has_our_prefix(const char *name)
+{
+	return strncmp(name, OUR_PREFIX, strlen(OUR_PREFIX)) == 0;
+}
+
+/* Did the install script make this trigger? */
+bool
+outbox_trigger_is_ours(const Trigger *trigger)
+{
+	return has_our_prefix(trigger->tgname) &&
+		get_func_namespace(trigger->tgfoid) == outbox_catalog()->namespace;
+}
+
+/*
+ * Is this one of the triggers by which the server enforces a foreign key of
+ * ours?  What we write directly never changes a key, so they have nothing to
+ * do then.
+ */
+static bool
+enforces_our_key(const Trigger *trigger)
+{
+	const char *constraint;
+
+	if (!trigger->tgisinternal || !OidIsValid(trigger->tgconstraint))
+		return false;
+	constraint = get_constraint_name(trigger->tgconstraint);
+	return constraint != NULL && has_our_prefix(constraint);
+}
+
+static bool
+only_our_triggers(const TriggerDesc *triggers)
 {
 	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 	{
 		const Trigger *trigger = &triggers->triggers[i];
 
-		if (strncmp(trigger->tgname, OUR_PREFIX, strlen(OUR_PREFIX)) != 0 ||
-			get_func_namespace(trigger->tgfoid) != namespace)
+		if (!outbox_trigger_is_ours(trigger) && !enforces_our_key(trigger))
 			return false;
 	}
 	return true;
@@ -237,8 +275,7 @@ only_our_constraints(const TupleConstr *constr)
 		return true;
 	for (int i = 0; i < constr->num_check; i++)
 	{
-		if (strncmp(constr->check[i].ccname, OUR_PREFIX,
-					strlen(OUR_PREFIX)) != 0)
+		if (!has_our_prefix(constr->check[i].ccname))
 			return false;
 	}
 	return !constr->has_generated_stored;
@@ -249,7 +286,7 @@ only_our_constraints(const TupleConstr *constr)
  * somebody has added something that only the executor knows to honour.
  */
 static bool
-as_we_made_it(Relation rel, int natts, Oid namespace)
+as_we_made_it(Relation rel, int natts)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 
@@ -264,7 +301,7 @@ as_we_made_it(Relation rel, int natts, Oid namespace)
 			return false;
 	}
 	return only_our_constraints(desc->constr) &&
-		only_our_triggers(rel->trigdesc, namespace);
+		only_our_triggers(rel->trigdesc);
 }
 
 static void
@@ -278,7 +315,7 @@ build_info(OutboxTableInfo *info, Relation rel, int natts)
 	info->context = AllocSetContextCreate(CacheMemoryContext,
 										  "outbox table",
 										  ALLOCSET_SMALL_SIZES);
-	info->direct = as_we_made_it(rel, natts, outbox_catalog()->namespace);
+	info->direct = as_we_made_it(rel, natts);
 	index_oids = RelationGetIndexList(rel);
 
 	old = MemoryContextSwitchTo(info->context);
@@ -354,6 +391,7 @@ outbox_table_open(OutboxTable *table, Oid relid, int natts)
 
 	table->rel = rel;
 	table->natts = natts;
+	table->nkeys = 1;
 	table->info = info;
 	table->direct = info->direct && outbox_use_direct;
 	if (table->direct && rel->rd_rel->relrowsecurity)
@@ -672,6 +710,28 @@ outbox_probe(OutboxProbe *probe, Datum key, TupleTableSlot *slot,
 		 */
 		CHECK_FOR_INTERRUPTS();
 	}
+}
+
+/* Prepare to read all rows with this key, the index not being unique. */
+void
+outbox_probe_seek(OutboxProbe *probe, Datum key)
+{
+	probe->key.sk_argument = key;
+	index_rescan(probe->scan, &probe->key, 1, NULL, 0);
+}
+
+/*
+ * Read the next one; false if there is none.  *writer is the transaction in
+ * progress that has inserted it, or is changing or deleting it.
+ */
+bool
+outbox_probe_next(OutboxProbe *probe, TupleTableSlot *slot,
+				  TransactionId *writer)
+{
+	if (!index_getnext_slot(probe->scan, ForwardScanDirection, slot))
+		return false;
+	*writer = outbox_row_writer(&probe->snapshot);
+	return true;
 }
 
 /*

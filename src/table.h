@@ -12,6 +12,7 @@
 #include "access/relscan.h"
 #include "executor/tuptable.h"
 #include "utils/relcache.h"
+#include "utils/reltrigger.h"
 #include "utils/snapshot.h"
 
 /*
@@ -86,6 +87,62 @@ enum
 	D_NATTS = D_MESSAGE_ID
 };
 
+/* outbox.joins */
+enum
+{
+	J_ID = 1,
+	J_GROUPING_KEY,
+	J_EXPECTED_STEPS,
+	J_COMPLETED_STEPS,
+	J_FAILED_STEPS,
+	J_STATUS,
+	J_CREATED_AT,
+	J_LAST_UPDATED_AT,
+	J_METADATA,
+	J_NATTS = J_METADATA
+};
+
+/* outbox.join_members */
+enum
+{
+	JM_JOIN_ID = 1,
+	JM_MESSAGE_ID,
+	JM_STATUS,
+	JM_CREATED_AT,
+	JM_NATTS = JM_CREATED_AT
+};
+
+/* outbox.join_waits */
+enum
+{
+	JW_JOIN_ID = 1,
+	JW_MESSAGE_ID,
+	JW_NATTS = JW_MESSAGE_ID
+};
+
+/* outbox.join_doubts */
+enum
+{
+	JD_ID = 1,
+	JD_WAITS_FOR,
+	JD_JOIN_ID,
+	JD_MESSAGE_ID,
+	JD_STATUS,
+	JD_NATTS = JD_STATUS
+};
+
+/* outbox.handlers */
+enum
+{
+	HD_NAMESPACE = 1,
+	HD_TOPIC,
+	HD_HANDLER,
+	HD_ROLE,
+	HD_BATCH_SIZE,
+	HD_LEASE_SECONDS,
+	HD_NATTS = HD_LEASE_SECONDS
+};
+
 /* outbox.stream_doubts */
 enum
 {
@@ -116,6 +173,15 @@ typedef struct OutboxCatalog
 	Oid			stream_doubts;
 	Oid			stream_doubts_pkey;
 	Oid			topics;
+	Oid			joins;
+	Oid			joins_pkey;
+	Oid			join_members;
+	Oid			join_members_message;
+	Oid			join_waits;
+	Oid			join_waits_pkey;
+	Oid			join_doubts;
+	Oid			handlers;
+	Oid			message;
 } OutboxCatalog;
 
 /* Rows are inserted in batches of at most this many. */
@@ -126,6 +192,7 @@ typedef struct OutboxTable
 {
 	Relation	rel;
 	int			natts;			/* how many columns are ours */
+	int			nkeys;			/* how many of the first make the key */
 	struct OutboxTableInfo *info;
 	Relation   *indexes;
 	bool		direct;			/* may be written without the executor */
@@ -153,6 +220,7 @@ extern void outbox_table_xact_end(void);
 
 extern const OutboxCatalog *outbox_catalog(void);
 
+extern bool outbox_trigger_is_ours(const Trigger *trigger);
 extern bool outbox_table_is_direct(Oid relid, int natts);
 extern void outbox_table_open(OutboxTable *table, Oid relid, int natts);
 extern void outbox_table_open_to_read(OutboxTable *table, Oid relid);
@@ -177,6 +245,9 @@ extern void outbox_probe_begin(OutboxProbe *probe, OutboxTable *table,
 							   Oid index);
 extern bool outbox_probe(OutboxProbe *probe, Datum key, TupleTableSlot *slot,
 						 TransactionId *blocker);
+extern void outbox_probe_seek(OutboxProbe *probe, Datum key);
+extern bool outbox_probe_next(OutboxProbe *probe, TupleTableSlot *slot,
+							  TransactionId *writer);
 extern void outbox_probe_end(OutboxProbe *probe);
 
 extern TransactionId outbox_row_writer(const SnapshotData *snapshot);

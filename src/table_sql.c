@@ -51,10 +51,18 @@ column_name(OutboxTable *table, int attnum)
 	return quote_identifier(NameStr(att->attname));
 }
 
+/* The condition that finds a row by its key. */
+static void
+append_key(StringInfo sql, OutboxTable *table)
+{
+	for (int i = 1; i <= table->nkeys; i++)
+		appendStringInfo(sql, "%s %s OPERATOR(pg_catalog.=) $%d",
+						 i > 1 ? " AND" : " WHERE", column_name(table, i), i);
+}
+
 static char *
 statement_text(OutboxTable *table, StatementKind kind)
 {
-	const char *key = column_name(table, 1);
 	const char *relation;
 	StringInfoData sql;
 
@@ -76,19 +84,21 @@ statement_text(OutboxTable *table, StatementKind kind)
 			break;
 		case STMT_UPDATE:
 			appendStringInfo(&sql, "UPDATE %s SET ", relation);
-			for (int i = 2; i <= table->natts; i++)
-				appendStringInfo(&sql, "%s%s = $%d", i > 2 ? ", " : "",
+			for (int i = table->nkeys + 1; i <= table->natts; i++)
+				appendStringInfo(&sql, "%s%s = $%d",
+								 i > table->nkeys + 1 ? ", " : "",
 								 column_name(table, i), i);
-			appendStringInfo(&sql, " WHERE %s OPERATOR(pg_catalog.=) $1", key);
+			append_key(&sql, table);
 			break;
 		case STMT_DELETE:
-			appendStringInfo(&sql, "DELETE FROM %s WHERE %s OPERATOR(pg_catalog.=) $1",
-							 relation, key);
+			appendStringInfo(&sql, "DELETE FROM %s", relation);
+			append_key(&sql, table);
 			break;
 		case STMT_LOCK:
 		case STMT_LOCK_NOWAIT:
-			appendStringInfo(&sql, "SELECT ctid FROM %s WHERE %s OPERATOR(pg_catalog.=) $1 FOR UPDATE%s",
-							 relation, key,
+			appendStringInfo(&sql, "SELECT ctid FROM %s", relation);
+			append_key(&sql, table);
+			appendStringInfo(&sql, " FOR UPDATE%s",
 							 kind == STMT_LOCK ? "" : " SKIP LOCKED");
 			break;
 	}
@@ -119,7 +129,7 @@ get_statement(OutboxTable *table, StatementKind kind)
 	if (statement == NULL)
 	{
 		bool		whole = kind == STMT_INSERT || kind == STMT_UPDATE;
-		int			nargs = whole ? table->natts : 1;
+		int			nargs = whole ? table->natts : table->nkeys;
 		Oid		   *types = palloc_array(Oid, nargs);
 		SPIPlanPtr	plan;
 
@@ -164,7 +174,8 @@ lock_row(OutboxTable *table, TupleTableSlot *old, bool wait,
 	ItemPointer tid;
 	bool		isnull;
 
-	if (run_statement(table, wait ? STMT_LOCK : STMT_LOCK_NOWAIT, old, 1) == 0)
+	if (run_statement(table, wait ? STMT_LOCK : STMT_LOCK_NOWAIT, old,
+					  table->nkeys) == 0)
 	{
 		if (wait)
 			return OUTBOX_ROW_GONE;
@@ -224,7 +235,7 @@ outbox_sql_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
 	connect_spi();
 	result = lock_row(table, old, wait, blocker);
 	if (result == OUTBOX_ROW_OK &&
-		run_statement(table, STMT_DELETE, old, 1) == 0)
+		run_statement(table, STMT_DELETE, old, table->nkeys) == 0)
 		result = OUTBOX_ROW_REFUSED;
 	finish_spi();
 	return result;

@@ -25,6 +25,7 @@
 #include "stream.h"
 #include "table.h"
 #include "uuid7.h"
+#include "wake.h"
 
 static TriggerData *
 get_trigger_data(FunctionCallInfo fcinfo, const char *function)
@@ -189,7 +190,9 @@ outbox_queue_changed(PG_FUNCTION_ARGS)
 		outbox_lane_report_lease(relid, tuple_lane(new, desc),
 								 tuple_key(new, desc), tuple_key(new, desc),
 								 DatumGetTimestampTz(locked_until));
-	else if (tuple_key(new, desc).at != DT_NOEND)
+	else if (tuple_key(new, desc).at == DT_NOEND)
+		outbox_wake_note(relid, tuple_lane(new, desc));
+	else
 		outbox_lane_report(relid, tuple_lane(new, desc), tuple_key(new, desc),
 						   tuple_key(new, desc), GetCurrentTransactionId());
 	return PointerGetDatum(NULL);

@@ -8,3 +8,11 @@ SELECT pg_catalog.pg_extension_config_dump('outbox.stream_doubts', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.archive', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.dead', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.topics', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.handlers', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.joins', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.join_members', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.join_waits', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.join_doubts', '');
+
+-- There is a database for the launcher.
+SELECT outbox._wake_worker();

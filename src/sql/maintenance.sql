@@ -109,18 +109,51 @@ $$;
 COMMENT ON FUNCTION outbox._sweep_dedupe(integer) IS
     'Deletes some dedupe keys whose messages are no longer kept.';
 
--- cleanup(retention, dead_retention, batch_limit)
+-- _purge_joins(retention, batch_limit)
+--     Deletes joins that ended so long ago, with their members, unless somebody
+--     still waits for them; how many.
+CREATE FUNCTION outbox._purge_joins(retention interval, batch_limit integer)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    removed bigint;
+BEGIN
+    -- waits that have left the queue without being evaluated: failed by hand
+    DELETE FROM outbox.join_waits w
+     WHERE NOT EXISTS (SELECT FROM outbox.queue q WHERE q.message_id = w.message_id)
+       AND NOT EXISTS (SELECT FROM outbox.dead d WHERE d.message_id = w.message_id);
+    DELETE FROM outbox.joins j
+     WHERE j.join_id IN (
+               SELECT o.join_id
+                 FROM outbox.joins o
+                WHERE o.status <> 0
+                  AND o.last_updated_at < clock_timestamp() - _purge_joins.retention
+                  AND NOT EXISTS (SELECT FROM outbox.join_waits w WHERE w.join_id = o.join_id)
+                LIMIT batch_limit
+                  FOR UPDATE SKIP LOCKED);
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._purge_joins(interval, integer) IS
+    'Deletes joins that ended long ago.';
+
+-- cleanup(retention, dead_retention, batch_limit, join_retention)
 --     Removes what is kept no longer, and makes the archive's partitions of
 --     today and tomorrow. Messages that are done go a day at a time, by
 --     dropping a partition, unless they are to be kept for less than a day or
 --     a retention is given here; rows are deleted batch_limit (10000) at a
---     time. The arguments stand in for outbox.retention and
---     outbox.dead_retention; topics that have their own keep it.
---     Returns how many messages were removed.
+--     time. The arguments stand in for outbox.retention,
+--     outbox.dead_retention and outbox.join_retention; topics that have their
+--     own keep it. Returns how many messages were removed.
 CREATE FUNCTION outbox.cleanup(
     retention      interval DEFAULT NULL,
     dead_retention interval DEFAULT NULL,
-    batch_limit    integer  DEFAULT NULL
+    batch_limit    integer  DEFAULT NULL,
+    join_retention interval DEFAULT NULL
 )
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -201,6 +234,12 @@ BEGIN
     END LOOP;
 
     PERFORM outbox._sweep_dedupe(least(rows_max, 1000));
+    seconds := extract(epoch FROM coalesce(
+                   cleanup.join_retention,
+                   current_setting('outbox.join_retention')::interval));
+    IF seconds BETWEEN 0 AND 3153600000 THEN
+        PERFORM outbox._purge_joins(seconds * interval '1 second', rows_max);
+    END IF;
 
     -- last, because this locks out the readers of the archive until the end
     FOR i IN 1 .. cardinality(doomed) LOOP
@@ -210,5 +249,48 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox.cleanup(interval, interval, integer) IS
+COMMENT ON FUNCTION outbox.cleanup(interval, interval, integer, interval) IS
     'Removes messages that are kept no longer; returns how many.';
+
+-- run_maintenance()
+--     One round of all that the background workers do, for servers without
+--     them. Handlers run with the rights of their roles, of those that the
+--     caller may act for. Returns how much there was to do.
+CREATE FUNCTION outbox.run_maintenance()
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    done bigint;
+BEGIN
+    done := outbox.process_join_waits() + outbox.reap() + outbox.reconcile_joins();
+    done := done + outbox._run_handlers();
+    RETURN done + outbox.cleanup();
+END
+$$;
+
+COMMENT ON FUNCTION outbox.run_maintenance() IS
+    'One round of all that the background workers do.';
+
+-- schedule_maintenance(cron_schedule)
+--     Has pg_cron call run_maintenance in this database; null ends that.
+--     Returns the name of the schedule.
+CREATE FUNCTION outbox.schedule_maintenance(cron_schedule text DEFAULT '* * * * *')
+RETURNS text
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    name text := 'outbox:' || current_database() || ':maintenance';
+BEGIN
+    PERFORM outbox._cron_unschedule(name);
+    IF cron_schedule IS NOT NULL THEN
+        PERFORM outbox._cron_schedule(name, cron_schedule, 'SELECT outbox.run_maintenance()');
+    END IF;
+    RETURN name;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.schedule_maintenance(text) IS
+    'Has pg_cron run the maintenance of this database.';

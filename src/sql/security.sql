@@ -15,7 +15,8 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM outbox._grant(role, ARRAY[
-        'enqueue', 'try_enqueue', 'enqueue_many', 'enqueue_batch'], '{}');
+        'enqueue', 'try_enqueue', 'enqueue_many', 'enqueue_batch',
+        'start_join', 'attach_message_to_join', 'enqueue_step', 'enqueue_join_wait', 'cancel_join'], '{}');
 END
 $$;
 
@@ -32,7 +33,9 @@ AS $$
 BEGIN
     PERFORM outbox._grant(role, ARRAY[
         'claim', 'ack', 'nack', 'abandon', 'fail', 'renew', 'release',
-        'reap', 'reap_expired', 'status_name'], '{}');
+        'reap', 'reap_expired', 'status_name',
+        'report_step_completed', 'report_step_failed', 'process_join_waits',
+        'register_handler', 'unregister_handler'], '{}');
 END
 $$;
 
@@ -50,8 +53,9 @@ AS $$
 DECLARE
     harmless text;
 BEGIN
-    PERFORM outbox._grant(role, ARRAY['status_name', 'status', '_partition_number', '_leased_ids'],
-                          ARRAY['topic_stats', 'leases', 'topics']);
+    PERFORM outbox._grant(role, ARRAY['status_name', 'join_status_name', 'status', 'explain_message', '_partition_number', '_leased_ids'],
+                          ARRAY['topic_stats', 'leases', 'topics', 'handlers',
+                                'join_progress', 'join_members', 'join_waits']);
     FOR harmless IN
         SELECT format('GRANT SELECT (%s) ON outbox.%I TO %s',
                       string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),
@@ -59,10 +63,10 @@ BEGIN
           FROM pg_class c
           JOIN pg_attribute a ON a.attrelid = c.oid
          WHERE c.relnamespace = 'outbox'::regnamespace
-           AND c.relname IN ('messages', 'dead_letters', 'stream_heads')
+           AND c.relname IN ('messages', 'dead_letters', 'stream_heads', 'joins')
            AND a.attnum > 0
            AND NOT a.attisdropped
-           AND a.attname NOT IN ('payload', 'headers', 'last_error')
+           AND a.attname NOT IN ('payload', 'headers', 'last_error', 'metadata')
          GROUP BY c.relname
     LOOP
         EXECUTE harmless;

@@ -174,6 +174,122 @@ COMMENT ON COLUMN outbox.stream_heads.next_attempt_at IS 'Not to be delivered be
 COMMENT ON COLUMN outbox.stream_heads.last_error IS 'What the worker said of the last failed attempt.';
 COMMENT ON COLUMN outbox.stream_heads.created_at IS 'When it was enqueued.';
 
+CREATE VIEW outbox.join_progress AS
+SELECT j.join_id, j.grouping_key, outbox.join_status_name(j.status) AS status,
+       j.expected_steps, j.completed_steps, j.failed_steps,
+       j.expected_steps - j.completed_steps - j.failed_steps AS missing_steps,
+       (SELECT count(*) FROM outbox.join_members m WHERE m.join_id = j.join_id) AS members,
+       (SELECT count(*) FROM outbox.join_waits w WHERE w.join_id = j.join_id) AS waits,
+       j.created_at, j.last_updated_at
+  FROM outbox.joins j;
+
+COMMENT ON VIEW outbox.join_progress IS 'Joins, and how far they are.';
+COMMENT ON COLUMN outbox.join_progress.join_id IS 'The join.';
+COMMENT ON COLUMN outbox.join_progress.grouping_key IS 'Its grouping key.';
+COMMENT ON COLUMN outbox.join_progress.status IS 'pending, completed, failed or cancelled.';
+COMMENT ON COLUMN outbox.join_progress.expected_steps IS 'How many steps must end.';
+COMMENT ON COLUMN outbox.join_progress.completed_steps IS 'How many are done.';
+COMMENT ON COLUMN outbox.join_progress.failed_steps IS 'How many have failed.';
+COMMENT ON COLUMN outbox.join_progress.missing_steps IS 'How many are still to end.';
+COMMENT ON COLUMN outbox.join_progress.members IS 'How many messages are attached.';
+COMMENT ON COLUMN outbox.join_progress.waits IS 'How many continuations wait for it.';
+COMMENT ON COLUMN outbox.join_progress.created_at IS 'When it was started.';
+COMMENT ON COLUMN outbox.join_progress.last_updated_at IS 'When it last changed.';
+
+-- explain_message(id)
+--     Why is this message not being delivered? One row for each thing that can
+--     be in the way.
+CREATE FUNCTION outbox.explain_message(id bigint)
+RETURNS TABLE (gate text, passed boolean, detail text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    message outbox.queue;
+    policy  outbox.topics;
+    ahead   record;
+    limits  integer;
+    at      timestamptz := clock_timestamp();
+BEGIN
+    PERFORM outbox._require('id', explain_message.id);
+    SELECT * INTO message FROM outbox.queue q WHERE q.id = explain_message.id;
+    gate := 'unfinished';
+    passed := message.id IS NOT NULL;
+    SELECT format('%s at %s%s', outbox.status_name(m.status), m.processed_at,
+                  ', reason ' || nullif(m.failure_reason, 0))
+      INTO detail
+      FROM outbox.messages m
+     WHERE NOT passed AND m.id = explain_message.id;
+    IF NOT passed AND detail IS NULL THEN
+        detail := 'there is no such message, or it is kept no longer';
+    END IF;
+    RETURN NEXT;
+    IF NOT passed THEN
+        RETURN;
+    END IF;
+
+    gate := 'due';
+    passed := message.next_attempt_at <= at;
+    detail := CASE WHEN NOT passed THEN format('not before %s', message.next_attempt_at) END;
+    RETURN NEXT;
+
+    gate := 'not expired';
+    passed := coalesce(message.expires_at > at, true);
+    detail := CASE WHEN NOT passed THEN format('expired at %s', message.expires_at) END;
+    RETURN NEXT;
+
+    gate := 'not leased';
+    passed := message.status = 0 OR message.locked_until <= at;
+    detail := CASE WHEN NOT passed THEN format('by %s until %s', message.owner_token, message.locked_until) END;
+    RETURN NEXT;
+
+    gate := 'not locked';
+    passed := EXISTS (SELECT FROM outbox.queue q WHERE q.id = explain_message.id FOR UPDATE SKIP LOCKED);
+    detail := CASE WHEN NOT passed THEN 'a transaction that has not ended is changing it' END;
+    RETURN NEXT;
+
+    SELECT * INTO policy
+      FROM outbox.topics t
+     WHERE t.namespace = message.namespace AND t.topic = message.topic;
+    gate := 'topic not paused';
+    passed := NOT coalesce(policy.paused, false);
+    detail := CASE WHEN NOT passed THEN 'see outbox.resume_topic' END;
+    RETURN NEXT;
+
+    gate := 'attempts left';
+    limits := coalesce(policy.max_attempts, current_setting('outbox.max_attempts')::integer);
+    passed := message.attempts - message.waived < limits;
+    detail := format('%s of %s', message.attempts - message.waived, limits);
+    RETURN NEXT;
+
+    gate := 'first in stream';
+    SELECT q.id, outbox.status_name(q.status) AS state, q.owner_token, q.next_attempt_at
+      INTO ahead
+      FROM outbox.queue q
+     WHERE q.stream_id = message.stream_id AND q.stream_seq < message.stream_seq
+     ORDER BY q.stream_seq
+     LIMIT 1;
+    passed := ahead.id IS NULL;
+    detail := CASE WHEN NOT passed THEN format('message %s is before it: %s%s', ahead.id, ahead.state,
+                                               coalesce(' by ' || ahead.owner_token, ', due ' || ahead.next_attempt_at)) END;
+    RETURN NEXT;
+
+    gate := 'for any worker';
+    detail := CASE
+        WHEN message.topic = current_setting('outbox.join_wait_topic')
+            THEN 'a wait for a join: only claims that name the topic get it'
+        ELSE (SELECT format('handled by %s: only claims that name the topic get it', h.handler)
+                FROM outbox.handlers h
+               WHERE h.namespace = message.namespace AND h.topic = message.topic) END;
+    passed := detail IS NULL;
+    RETURN NEXT;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.explain_message(bigint) IS
+    'Why a message is not being delivered: one row for each thing that can be in the way.';
+
 CREATE FUNCTION outbox._library(
     OUT version      text,
     OUT preloaded    boolean,
@@ -187,6 +303,20 @@ AS 'MODULE_PATHNAME', 'outbox_library';
 COMMENT ON FUNCTION outbox._library() IS
     'What the loaded library knows of itself.';
 
+CREATE FUNCTION outbox._workers(
+    OUT launcher boolean,
+    OUT serves   boolean,
+    OUT running  integer,
+    OUT waiting  integer,
+    OUT failing  integer,
+    OUT no_slots boolean
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_workers_sql';
+
+COMMENT ON FUNCTION outbox._workers() IS
+    'What is known of the background workers of all databases.';
+
 -- status()
 --     One row for each thing that can be well or not.
 CREATE FUNCTION outbox.status()
@@ -198,6 +328,8 @@ DECLARE
     library   record;
     installed text;
     stats     record;
+    stuck     record;
+    workers   record;
     holder    record;
 BEGIN
     SELECT * INTO library FROM outbox._library();
@@ -261,9 +393,37 @@ BEGIN
     hint := CASE WHEN NOT ok THEN 'Workers die or take too long. The messages will be handed out again.' END;
     RETURN NEXT;
 
+    component := 'joins';
+    SELECT count(*) AS n, min(j.created_at) AS since
+      INTO stuck
+      FROM (SELECT p.created_at
+              FROM outbox.joins p
+             WHERE p.status = 0 AND p.last_updated_at < now() - interval '1 day'
+               AND p.created_at < now() - interval '1 day'
+             LIMIT 10000) j;
+    ok := stuck.n = 0;
+    status := format('%s stuck', stuck.n);
+    detail := CASE WHEN NOT ok THEN format('pending, and not changed for a day; the oldest since %s', stuck.since) END;
+    hint := CASE WHEN NOT ok THEN 'See outbox.join_progress. outbox.reconcile_joins counts what was missed, outbox.cancel_join ends one.' END;
+    RETURN NEXT;
+
+    SELECT * INTO workers FROM outbox._workers();
+    component := 'workers';
+    ok := library.preloaded AND workers.launcher AND NOT workers.no_slots;
+    status := CASE WHEN NOT library.preloaded THEN 'none' WHEN NOT workers.launcher THEN 'no launcher'
+                   ELSE format('%s running', workers.running) END;
+    detail := CASE WHEN workers.launcher THEN
+                  format('serves this database: %s; waiting for a worker: %s; failing: %s',
+                         CASE WHEN workers.serves THEN 'yes' ELSE 'no' END, workers.waiting, workers.failing) END;
+    hint := CASE WHEN NOT library.preloaded THEN 'Preload the library, or call outbox.run_maintenance() regularly: outbox.schedule_maintenance().'
+                 WHEN workers.no_slots THEN 'The server has no room for a worker: raise max_worker_processes.'
+                 WHEN NOT ok THEN 'See the server log; is max_worker_processes large enough?' END;
+    RETURN NEXT;
+
     component := 'dead messages';
     ok := stats.dead = 0;
     status := stats.dead::text;
+    detail := NULL;
     hint := CASE WHEN NOT ok THEN 'See outbox.dead_letters; outbox.requeue brings them back.' END;
     RETURN NEXT;
 

@@ -173,7 +173,7 @@ SELECT is(
                                           $$SELECT outbox.requeue('{1}')$$,
                                           $$SELECT payload FROM outbox.messages$$,
                                           $$DELETE FROM outbox.queue$$),
-    '{abandon,ack,claim,fail,nack,reap,reap_expired,release,renew,status_name,00000,42501,42501,42501,42501}',
+    '{abandon,ack,claim,fail,nack,process_join_waits,reap,reap_expired,register_handler,release,renew,report_step_completed,report_step_failed,status_name,unregister_handler,00000,42501,42501,42501,42501}',
     'OBX-124 a worker takes and settles messages, and nothing else');
 
 SELECT is(

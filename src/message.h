@@ -1,0 +1,18 @@
+/*
+ * message.h
+ *	  A message as workers and handlers see it: the type outbox.message.
+ */
+#ifndef OUTBOX_MESSAGE_H
+#define OUTBOX_MESSAGE_H
+
+#include "postgres.h"
+
+#include "executor/tuptable.h"
+
+#define OUTBOX_MESSAGE_NATTS 16
+
+extern void outbox_message_values(TupleTableSlot *message, Datum *values,
+								  bool *isnull);
+extern Datum outbox_message_datum(TupleTableSlot *message);
+
+#endif							/* OUTBOX_MESSAGE_H */

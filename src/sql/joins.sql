@@ -1,0 +1,357 @@
+-- joins.sql: fan-in. Serves join.c and sql_join.c, which know the columns by
+-- their numbers. Messages know nothing of joins: all there is between them is
+-- the trigger at the end of the queue.
+
+CREATE TABLE outbox.joins (
+    join_id         uuid        NOT NULL,
+    grouping_key    text,
+    expected_steps  integer     NOT NULL,
+    completed_steps integer     NOT NULL DEFAULT 0,
+    failed_steps    integer     NOT NULL DEFAULT 0,
+    status          smallint    NOT NULL DEFAULT 0,
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    last_updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    metadata        text,
+    CONSTRAINT joins_pkey PRIMARY KEY (join_id),
+    CONSTRAINT outbox_joins_grouping_key CHECK (char_length(grouping_key) BETWEEN 1 AND 255),
+    CONSTRAINT outbox_joins_steps CHECK (
+        expected_steps > 0 AND completed_steps >= 0 AND failed_steps >= 0
+        AND completed_steps::bigint + failed_steps <= expected_steps
+    ),
+    CONSTRAINT outbox_joins_status CHECK (
+        CASE status
+            WHEN 0 THEN completed_steps::bigint + failed_steps < expected_steps
+            WHEN 1 THEN completed_steps = expected_steps
+            WHEN 2 THEN completed_steps::bigint + failed_steps = expected_steps AND failed_steps > 0
+            ELSE status = 3
+        END
+    )
+) WITH (fillfactor = 50);
+
+CREATE INDEX joins_status_idx ON outbox.joins (status, created_at);
+CREATE INDEX joins_grouping_key_idx ON outbox.joins (grouping_key) WHERE grouping_key IS NOT NULL;
+
+COMMENT ON TABLE outbox.joins IS 'Sets of steps that somebody waits for.';
+COMMENT ON COLUMN outbox.joins.join_id IS 'The join.';
+COMMENT ON COLUMN outbox.joins.grouping_key IS 'Whatever the user wants to find it by.';
+COMMENT ON COLUMN outbox.joins.expected_steps IS 'How many steps must end.';
+COMMENT ON COLUMN outbox.joins.completed_steps IS 'How many are done.';
+COMMENT ON COLUMN outbox.joins.failed_steps IS 'How many have failed.';
+COMMENT ON COLUMN outbox.joins.status IS '0 pending, 1 completed, 2 failed, 3 cancelled.';
+COMMENT ON COLUMN outbox.joins.created_at IS 'When it was started.';
+COMMENT ON COLUMN outbox.joins.last_updated_at IS 'When it last changed.';
+COMMENT ON COLUMN outbox.joins.metadata IS 'Whatever the user wants to keep with it.';
+
+CREATE TABLE outbox.join_members (
+    join_id    uuid        NOT NULL,
+    message_id uuid        NOT NULL,
+    status     smallint    NOT NULL DEFAULT 0,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT join_members_pkey PRIMARY KEY (join_id, message_id),
+    CONSTRAINT outbox_join_members_join FOREIGN KEY (join_id)
+        REFERENCES outbox.joins ON DELETE CASCADE,
+    CONSTRAINT outbox_join_members_status CHECK (status BETWEEN 0 AND 2)
+) WITH (fillfactor = 50);
+
+CREATE INDEX join_members_message_idx ON outbox.join_members (message_id, join_id);
+
+COMMENT ON TABLE outbox.join_members IS 'The messages that are steps of joins.';
+COMMENT ON COLUMN outbox.join_members.join_id IS 'The join.';
+COMMENT ON COLUMN outbox.join_members.message_id IS 'The message.';
+COMMENT ON COLUMN outbox.join_members.status IS '0 pending, 1 completed, 2 failed.';
+COMMENT ON COLUMN outbox.join_members.created_at IS 'When it was attached.';
+
+CREATE TABLE outbox.join_waits (
+    join_id    uuid NOT NULL,
+    message_id uuid NOT NULL,
+    CONSTRAINT join_waits_pkey PRIMARY KEY (join_id, message_id),
+    CONSTRAINT outbox_join_waits_join FOREIGN KEY (join_id)
+        REFERENCES outbox.joins ON DELETE CASCADE
+);
+
+CREATE INDEX join_waits_message_idx ON outbox.join_waits (message_id);
+
+COMMENT ON TABLE outbox.join_waits IS 'The messages that wait for joins.';
+COMMENT ON COLUMN outbox.join_waits.join_id IS 'The join.';
+COMMENT ON COLUMN outbox.join_waits.message_id IS 'The message, of topic outbox.join_wait_topic.';
+
+CREATE TABLE outbox.join_doubts (
+    id         bigint NOT NULL,
+    waits_for  xid    NOT NULL,
+    join_id    uuid,
+    message_id uuid,
+    status     smallint,
+    CONSTRAINT join_doubts_pkey PRIMARY KEY (id)
+);
+
+COMMENT ON TABLE outbox.join_doubts IS
+    'What is still to be counted when a transaction has ended. Nearly always empty.';
+COMMENT ON COLUMN outbox.join_doubts.id IS 'Number of the doubt.';
+COMMENT ON COLUMN outbox.join_doubts.waits_for IS 'The transaction that was in the way.';
+COMMENT ON COLUMN outbox.join_doubts.join_id IS 'A join whose members are to be counted anew.';
+COMMENT ON COLUMN outbox.join_doubts.message_id IS 'A message whose outcome is to be counted.';
+COMMENT ON COLUMN outbox.join_doubts.status IS 'The outcome; null if it has to be looked up.';
+
+CREATE FUNCTION outbox._queue_ended()
+RETURNS trigger
+LANGUAGE c VOLATILE
+AS 'MODULE_PATHNAME', 'outbox_queue_ended';
+
+COMMENT ON FUNCTION outbox._queue_ended() IS
+    'Counts messages that have ended in their joins.';
+
+-- Fired by the functions that end messages, once per call. A plain DELETE
+-- fires it too, and ends no message.
+CREATE TRIGGER outbox_queue_ended
+    AFTER DELETE ON outbox.queue
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox._queue_ended();
+
+COMMENT ON TRIGGER outbox_queue_ended ON outbox.queue IS
+    'Counts messages that have ended in their joins.';
+
+CREATE FUNCTION outbox.join_status_name(status smallint)
+RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN CASE status
+    WHEN 0 THEN 'pending'
+    WHEN 1 THEN 'completed'
+    WHEN 2 THEN 'failed'
+    WHEN 3 THEN 'cancelled'
+END;
+
+COMMENT ON FUNCTION outbox.join_status_name(smallint) IS
+    'The name of a join''s status: 0 pending, 1 completed, 2 failed, 3 cancelled.';
+
+CREATE FUNCTION outbox._message_end(
+    message_id uuid,
+    OUT status smallint,
+    OUT writer xid
+)
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_message_end';
+
+COMMENT ON FUNCTION outbox._message_end(uuid) IS
+    'How a message has ended, and who is just changing it.';
+
+CREATE FUNCTION outbox._wake_waits(join_id uuid)
+RETURNS void
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_wake_waits';
+
+COMMENT ON FUNCTION outbox._wake_waits(uuid) IS
+    'Has the waits of a join evaluated.';
+
+CREATE FUNCTION outbox._wake_worker()
+RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_wake_worker';
+
+COMMENT ON FUNCTION outbox._wake_worker() IS
+    'Has the background worker look after this database when we have committed.';
+
+-- _require(what, value)
+--     Refuses a null.
+CREATE FUNCTION outbox._require(what text, value anyelement)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF value IS NULL THEN
+        RAISE EXCEPTION '% must not be null', what
+            USING ERRCODE = 'null_value_not_allowed';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._require(text, anyelement) IS 'Refuses a null.';
+
+-- start_join(grouping_key, expected_steps, metadata)
+--     Begins to wait for a number of steps.
+CREATE FUNCTION outbox.start_join(
+    grouping_key   text,
+    expected_steps integer,
+    metadata       text DEFAULT NULL
+)
+RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    new_id uuid := outbox._uuid7();
+BEGIN
+    PERFORM outbox._require('expected_steps', start_join.expected_steps);
+    IF start_join.expected_steps <= 0 THEN
+        RAISE EXCEPTION 'expected_steps must be at least 1'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF char_length(start_join.grouping_key) > 255 THEN
+        RAISE EXCEPTION 'grouping_key must not be longer than 255 characters'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO outbox.joins (join_id, grouping_key, expected_steps, metadata)
+    VALUES (new_id, nullif(start_join.grouping_key, ''),
+            start_join.expected_steps, start_join.metadata);
+    PERFORM outbox._log(format('outbox join: %s started, %s steps', new_id, start_join.expected_steps));
+    RETURN new_id;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.start_join(text, integer, text) IS
+    'Begins to wait for a number of steps; returns the join''s id.';
+
+CREATE FUNCTION outbox._uuid7()
+RETURNS uuid
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_uuid7_sql';
+
+COMMENT ON FUNCTION outbox._uuid7() IS 'A new UUID, in the order of time.';
+
+CREATE FUNCTION outbox._log(message text)
+RETURNS void
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_log_sql';
+
+COMMENT ON FUNCTION outbox._log(text) IS 'Logs an operation at outbox.log_level.';
+
+CREATE FUNCTION outbox._unknown_join(join_id uuid)
+RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'join "%" does not exist', join_id
+        USING ERRCODE = 'undefined_object';
+END
+$$;
+
+COMMENT ON FUNCTION outbox._unknown_join(uuid) IS 'Reports a join that is not there.';
+
+-- attach_message_to_join(join_id, message_id)
+--     Makes a message a step of a join; again is as good as once. It does not
+--     count: what has ended already, or is just ending, is left to who
+--     evaluates waits.
+CREATE FUNCTION outbox.attach_message_to_join(join_id uuid, message_id uuid)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    message record;
+BEGIN
+    PERFORM outbox._require('join_id', attach_message_to_join.join_id),
+            outbox._require('message_id', attach_message_to_join.message_id);
+    PERFORM FROM outbox.joins j
+      WHERE j.join_id = attach_message_to_join.join_id
+        FOR KEY SHARE;
+    IF NOT FOUND THEN
+        PERFORM outbox._unknown_join(attach_message_to_join.join_id);
+    END IF;
+    INSERT INTO outbox.join_members (join_id, message_id)
+    VALUES (attach_message_to_join.join_id, attach_message_to_join.message_id)
+    ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        -- after the insertion: see join.c
+        SELECT * INTO message FROM outbox._message_end(attach_message_to_join.message_id);
+        IF message.status IS NOT NULL OR message.writer IS NOT NULL THEN
+            INSERT INTO outbox.join_doubts (id, waits_for, message_id, status)
+            VALUES (nextval('outbox.message_id_seq'),
+                    coalesce(message.writer, pg_current_xact_id()::xid),
+                    attach_message_to_join.message_id, message.status);
+            PERFORM outbox._wake_worker();
+        END IF;
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.attach_message_to_join(uuid, uuid) IS
+    'Makes a message a step of a join.';
+
+-- enqueue_step(join_id, topic, payload, ...)
+--     Enqueues a message and makes it a step of a join.
+CREATE FUNCTION outbox.enqueue_step(
+    join_id        uuid,
+    topic          text,
+    payload        text,
+    correlation_id text        DEFAULT NULL,
+    due_time       timestamptz DEFAULT NULL,
+    namespace      text        DEFAULT 'default',
+    tenant_id      uuid        DEFAULT NULL,
+    dedupe_key     text        DEFAULT NULL,
+    stream_id      uuid        DEFAULT NULL,
+    headers        jsonb       DEFAULT NULL,
+    expires_at     timestamptz DEFAULT NULL,
+    message_id     uuid        DEFAULT NULL
+)
+RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    enqueued_id uuid;
+BEGIN
+    PERFORM outbox._require('join_id', enqueue_step.join_id);
+    PERFORM FROM outbox.joins j WHERE j.join_id = enqueue_step.join_id FOR KEY SHARE;
+    IF NOT FOUND THEN
+        PERFORM outbox._unknown_join(enqueue_step.join_id);
+    END IF;
+    enqueued_id := outbox.enqueue(
+        enqueue_step.topic, enqueue_step.payload, enqueue_step.correlation_id,
+        enqueue_step.due_time, enqueue_step.namespace, enqueue_step.tenant_id,
+        enqueue_step.dedupe_key, enqueue_step.stream_id, enqueue_step.headers,
+        enqueue_step.expires_at, enqueue_step.message_id);
+    PERFORM outbox.attach_message_to_join(enqueue_step.join_id, enqueued_id);
+    RETURN enqueued_id;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.enqueue_step(uuid, text, text, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid) IS
+    'Enqueues a message and makes it a step of a join.';
+
+CREATE FUNCTION outbox.report_step_completed(join_id uuid, message_id uuid)
+RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_report_step_completed';
+
+COMMENT ON FUNCTION outbox.report_step_completed(uuid, uuid) IS
+    'A step of a join is done.';
+
+CREATE FUNCTION outbox.report_step_failed(join_id uuid, message_id uuid)
+RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_report_step_failed';
+
+COMMENT ON FUNCTION outbox.report_step_failed(uuid, uuid) IS
+    'A step of a join has failed.';
+
+-- cancel_join(join_id)
+--     Nobody is interested any more. False if the join has ended already.
+CREATE FUNCTION outbox.cancel_join(join_id uuid)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    pending boolean;
+BEGIN
+    PERFORM outbox._require('join_id', cancel_join.join_id);
+    SELECT j.status = 0 INTO pending
+      FROM outbox.joins j
+     WHERE j.join_id = cancel_join.join_id
+       FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        PERFORM outbox._unknown_join(cancel_join.join_id);
+    END IF;
+    IF pending THEN
+        UPDATE outbox.joins j
+           SET status = 3, last_updated_at = clock_timestamp()
+         WHERE j.join_id = cancel_join.join_id;
+        PERFORM outbox._wake_waits(cancel_join.join_id);
+        PERFORM outbox._log(format('outbox join: %s is cancelled', cancel_join.join_id));
+    END IF;
+    RETURN pending;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.cancel_join(uuid) IS
+    'Ends a join that is pending, whatever its steps do.';

@@ -1,0 +1,22 @@
+/*
+ * worker.h
+ *	  The background processes.
+ */
+#ifndef OUTBOX_WORKER_H
+#define OUTBOX_WORKER_H
+
+#include "postgres.h"
+
+/* What the launcher tells a worker, in bgw_extra. */
+typedef struct OutboxWorkerOrder
+{
+	Oid			dbid;
+	Oid			roleid;			/* invalid: what the extension does by itself */
+} OutboxWorkerOrder;
+
+extern void outbox_launcher_register(void);
+
+extern PGDLLEXPORT void outbox_launcher_main(Datum arg);
+extern PGDLLEXPORT void outbox_worker_main(Datum arg);
+
+#endif							/* OUTBOX_WORKER_H */
