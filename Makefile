@@ -52,7 +52,7 @@ DATA = $(wildcard src/sql/upgrade/$(EXTENSION)--*--*.sql)
 PG_CPPFLAGS = -DOUTBOX_VERSION='"$(EXTVERSION)"'
 PGFILEDESC = "outbox - transactional outbox, work queue and fan-in joins"
 
-REGRESS = extension enqueue dedupe claim settle reap streams topics retention security joins plain_sql
+REGRESS = extension enqueue dedupe claim settle reap streams topics retention security joins batch timers plain_sql
 REGRESS_OPTS = --inputdir=.
 ISOLATION = $(patsubst test/specs/%.spec,%,$(sort $(wildcard test/specs/*.spec)))
 ISOLATION_OPTS = --inputdir=test --outputdir=output_iso

@@ -185,7 +185,7 @@ make_partition(int keep, int64 day)
 static void
 ensure_partition(int keep, int64 day, bool wait)
 {
-	Oid			archive = outbox_catalog()->archive;
+	Oid			archive = outbox_store(OUTBOX_QUEUE)->done;
 
 	if (wait)
 		LockRelationOid(archive, ShareUpdateExclusiveLock);

@@ -176,7 +176,8 @@ topic_wanted(const OutboxClaim *claim, const text *namespace,
 			 const text *topic)
 {
 	if (claim->topics == NULL)
-		return !topic_reserved(namespace, topic);
+		return claim->store->kind != OUTBOX_QUEUE ||
+			!topic_reserved(namespace, topic);
 	for (int i = 0; i < claim->ntopics; i++)
 	{
 		if (outbox_text_equal(claim->topics[i], topic))
@@ -235,9 +236,11 @@ consider(Claimer *claimer, TupleTableSlot *message, TransactionId *writer)
 	if ((claim->namespace != NULL &&
 		 !outbox_text_equal(claim->namespace, namespace)) ||
 		!topic_wanted(claim, namespace, topic) ||
-		!tenant_wanted(claim, message))
+		!tenant_wanted(claim, message) ||
+		(claim->may_take != NULL &&
+		 !claim->may_take(message, claim->may_take_arg)))
 		return LEAVE;
-	outbox_policy_get(namespace, topic, &policy);
+	outbox_policy_get(claimer->claim->store, namespace, topic, &policy);
 	if (policy.paused)
 		return LEAVE;
 
@@ -297,7 +300,8 @@ take(Claimer *claimer, TupleTableSlot *message, bool walked,
 	outbox_hint_remember(RelationGetRelid(claimer->queue.rel),
 						 DatumGetInt64(outbox_row_get(message, Q_ID)),
 						 &row->tts_tid);
-	claimer->sink(row, claimer->arg);
+	claimer->sink(row, DatumGetInt16(outbox_row_get(message, Q_STATUS)) ==
+				  OUTBOX_IN_PROGRESS, claimer->arg);
 	claimer->ntaken++;
 	return OUTBOX_ROW_OK;
 }
@@ -537,6 +541,9 @@ admit_lanes(const OutboxClaim *claim, int64 *lanes, int nlanes)
 	uint32		reserved;
 	int			n = 0;
 
+	/* topics are the queue's alone */
+	if (claim->store->kind != OUTBOX_QUEUE)
+		return nlanes;
 	reserved = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
 	for (int i = 0; i < nlanes; i++)
 	{
@@ -554,7 +561,7 @@ static void
 open_queue(Claimer *claimer)
 {
 	if (claimer->queue.rel == NULL)
-		outbox_table_open(&claimer->queue, outbox_catalog()->queue, Q_NATTS);
+		outbox_store_open(&claimer->queue, claimer->claim->store);
 }
 
 /* Which lanes a claim looks into; namespace_hash is where the filter points. */
@@ -584,7 +591,7 @@ static int64 *
 choose_lanes(Claimer *claimer, int *nlanes)
 {
 	const OutboxClaim *claim = claimer->claim;
-	Oid			relid = outbox_catalog()->queue;
+	Oid			relid = claimer->claim->store->table;
 	OutboxLaneFilter filter;
 	uint32		namespace_hash;
 	int64	   *lanes;
@@ -620,7 +627,7 @@ choose_lanes(Claimer *claimer, int *nlanes)
 static int
 begin_walks(Claimer *claimer, OutboxWalk **walks)
 {
-	Oid			relid = outbox_catalog()->queue;
+	Oid			relid = claimer->claim->store->table;
 	int64		owner_lane = outbox_owner_lane(&claimer->claim->owner);
 	int64	   *lanes;
 	int			nlanes;
@@ -644,7 +651,7 @@ begin_walks(Claimer *claimer, OutboxWalk **walks)
 static void
 run_walks(Claimer *claimer, OutboxWalk *walks, int nwalks)
 {
-	Relation	index = index_open(outbox_catalog()->queue_ready,
+	Relation	index = index_open(claimer->claim->store->ready,
 								   AccessShareLock);
 
 	claimer->max_sources = nwalks + 16;
@@ -696,7 +703,7 @@ outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg)
 	claimer.locked_until = claimer.now +
 		(TimestampTz) claim->lease_seconds * USECS_PER_SEC;
 
-	if (outbox_doubts_may_exist(outbox_catalog()->queue, &seen))
+	if (outbox_doubts_may_exist(claim->store->table, &seen))
 	{
 		open_queue(&claimer);
 		outbox_stream_settle_doubts(&claimer.queue, claimer.now);

@@ -7,11 +7,13 @@
 
 #include "outbox.h"
 #include "executor/tuptable.h"
+#include "table.h"
 #include "utils/uuid.h"
 
 /* What a claimer wants. */
 typedef struct OutboxClaim
 {
+	const OutboxStore *store;	/* where to look */
 	pg_uuid_t	owner;
 	int			lease_seconds;
 	int			batch_size;
@@ -20,10 +22,16 @@ typedef struct OutboxClaim
 	int			ntopics;
 	const pg_uuid_t *tenant;	/* NULL: all */
 	int			max_attempts;	/* 0: as the topic says */
+	bool		(*may_take) (TupleTableSlot *message, void *arg);	/* or NULL */
+	void	   *may_take_arg;
 } OutboxClaim;
 
-/* Called with each message that was claimed, in its new state. */
-typedef void (*OutboxClaimSink) (TupleTableSlot *message, void *arg);
+/*
+ * Called with each message that was claimed, in its new state.  taken_over: it
+ * was leased, and the lease had ended.
+ */
+typedef void (*OutboxClaimSink) (TupleTableSlot *message, bool taken_over,
+								 void *arg);
 
 struct OutboxLaneFilter;
 

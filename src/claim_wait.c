@@ -18,7 +18,7 @@ look_and_sleep(const OutboxClaim *claim, const OutboxLaneFilter *filter,
 			   bool registered, TimestampTz deadline,
 			   OutboxClaimSink sink, void *arg)
 {
-	Oid			relid = outbox_catalog()->queue;
+	Oid			relid = claim->store->table;
 
 	for (;;)
 	{
@@ -53,7 +53,7 @@ outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
 	{
 		bool		registered;
 
-		registered = outbox_wait_begin(outbox_catalog()->queue, &filter,
+		registered = outbox_wait_begin(claim->store->table, &filter,
 									   outbox_owner_lane(&claim->owner));
 		n = look_and_sleep(claim, &filter, registered, deadline, sink, arg);
 	}

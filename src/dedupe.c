@@ -1,6 +1,6 @@
 /*
  * dedupe.c
- *	  At most one message per dedupe key.
+ *	  At most one message per dedupe key, and each received message once.
  *
  * outbox.dedupe holds one row per key that was ever given, with the message
  * that has it.  The row is written before the message, in its transaction,
@@ -11,6 +11,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "utils/timestamp.h"
 #include "utils/uuid.h"
 
 #include "dedupe.h"
@@ -119,6 +120,64 @@ outbox_dedupe_take(const pg_uuid_t *key, const pg_uuid_t *message_id,
 			break;
 		if (TransactionIdIsValid(blocker))
 			outbox_turn_wait(blocker);
+	}
+	outbox_table_close(&table);
+	return state == KEY_OURS;
+}
+
+/* Has this message not been received before?  Our turn has been taken. */
+static KeyState
+try_message(OutboxTable *table, const pg_uuid_t *message_id,
+			TransactionId *blocker)
+{
+	TupleTableSlot *slot = outbox_table_slot(table);
+	OutboxProbe probe;
+	KeyState	state = KEY_TAKEN;
+
+	outbox_probe_begin(&probe, table, outbox_catalog()->received_pkey);
+	if (!outbox_probe(&probe, uuid_datum(message_id), slot, blocker))
+		state = TransactionIdIsValid(*blocker) ? KEY_UNDECIDED : KEY_OURS;
+	else if (TransactionIdIsValid(*blocker))
+		state = KEY_UNDECIDED;	/* it is just being forgotten */
+	outbox_probe_end(&probe);
+	ExecDropSingleTupleTableSlot(slot);
+	if (state == KEY_OURS)
+	{
+		TupleTableSlot *row = outbox_table_new_row(table);
+
+		outbox_row_set(row, R_MESSAGE_ID, uuid_datum(message_id));
+		outbox_row_set(row, R_FIRST_SEEN_AT,
+					   TimestampTzGetDatum(GetCurrentTimestamp()));
+		outbox_table_insert(table, row);
+		ExecDropSingleTupleTableSlot(row);
+	}
+	return state;
+}
+
+/*
+ * Remember that a message was received; false if it was before.  Waits for
+ * the transaction that is just receiving it.
+ */
+bool
+outbox_dedupe_receive(const pg_uuid_t *message_id)
+{
+	Oid			relid = outbox_catalog()->received;
+	uint32		hash = outbox_uuid_hash(message_id);
+	OutboxTable table;
+	KeyState	state;
+
+	outbox_table_open(&table, relid, R_NATTS);
+	for (;;)
+	{
+		TransactionId blocker = InvalidTransactionId;
+
+		CHECK_FOR_INTERRUPTS();
+		outbox_turn_take(relid, hash);
+		state = try_message(&table, message_id, &blocker);
+		outbox_turn_release(relid, hash);
+		if (state != KEY_UNDECIDED)
+			break;
+		outbox_turn_wait(blocker);
 	}
 	outbox_table_close(&table);
 	return state == KEY_OURS;

@@ -117,7 +117,8 @@ check_dedupe_tenant(const OutboxMessage *message, const char *prefix)
 
 	if (message->dedupe_key == NULL || message->tenant_id == NULL)
 		return;
-	outbox_policy_get(message->namespace, message->topic, &policy);
+	outbox_policy_get(outbox_store(OUTBOX_QUEUE), message->namespace,
+					  message->topic, &policy);
 	if (policy.check_dedupe_tenant &&
 		!key_names_tenant(message->dedupe_key, message->tenant_id))
 		ereport(ERROR,
@@ -143,6 +144,18 @@ outbox_check_message(const OutboxMessage *message, const char *prefix)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("%spayload must not be null", prefix)));
 	check_dedupe_tenant(message, prefix);
+}
+
+/* The same for a message that was received, whose columns have other names. */
+void
+outbox_check_received(const OutboxMessage *message, const char *prefix)
+{
+	check_name(prefix, "handler_name", message->topic, true);
+	check_name(prefix, "source", message->correlation_id, false);
+	if (message->payload == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%spayload must not be null", prefix)));
 }
 
 /* ---------------------------------------------------------------------- */
@@ -474,12 +487,29 @@ log_enqueued(const OutboxMessage *message)
 				   text_to_cstring(message->topic));
 }
 
+/* When is there something for a worker in this? */
+static void
+note_for_worker(const OutboxStore *store, const OutboxMessage *message,
+				TimestampTz now)
+{
+	if (message->expires_at != NULL)
+		outbox_wake_note_due(*message->expires_at);
+	if (!outbox_dispatch_timers ||
+		(store->kind != OUTBOX_TIMERS && store->kind != OUTBOX_RUNS))
+		return;
+	if (message->due_time != NULL && *message->due_time > now)
+		outbox_wake_note_due(*message->due_time);
+	else
+		outbox_wake_note_worker();
+}
+
 /*
  * Enqueue messages, which have been checked, in the current transaction.
  * Fills in their results.
  */
 void
-outbox_enqueue(OutboxMessage *messages, int nmessages)
+outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
+			   int nmessages)
 {
 	const OutboxCatalog *catalog = outbox_catalog();
 	Enqueuer	enqueuer = {.now = GetCurrentTimestamp()};
@@ -490,7 +520,7 @@ outbox_enqueue(OutboxMessage *messages, int nmessages)
 	{
 		OutboxMessage *message = &messages[i];
 
-		message->enqueued = true;
+		message->enqueued = !message->refused;
 		if (message->given_id != NULL)
 			message->message_id = *message->given_id;
 		else
@@ -512,7 +542,7 @@ outbox_enqueue(OutboxMessage *messages, int nmessages)
 			messages[i].id = nextval_internal(catalog->sequence, false);
 	}
 
-	outbox_table_open(&enqueuer.queue, catalog->queue, Q_NATTS);
+	outbox_store_open(&enqueuer.queue, store);
 	insert_streamless(&enqueuer, messages, nmessages);
 	if (any_stream)
 		insert_streams(&enqueuer, messages, nmessages);
@@ -521,9 +551,10 @@ outbox_enqueue(OutboxMessage *messages, int nmessages)
 	outbox_table_close(&enqueuer.queue);
 	for (int i = 0; i < nmessages; i++)
 	{
-		if (messages[i].enqueued && messages[i].expires_at != NULL)
-			outbox_wake_note_due(*messages[i].expires_at);
-		if (messages[i].enqueued && messages[i].replayed_id == 0)
+		if (messages[i].enqueued)
+			note_for_worker(store, &messages[i], enqueuer.now);
+		if (store->kind == OUTBOX_QUEUE && messages[i].enqueued &&
+			messages[i].replayed_id == 0)
 		{
 			outbox_check_given_id(&messages[i]);
 			log_enqueued(&messages[i]);

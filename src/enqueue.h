@@ -6,6 +6,7 @@
 #define OUTBOX_ENQUEUE_H
 
 #include "outbox.h"
+#include "table.h"
 #include "utils/jsonb.h"
 #include "utils/uuid.h"
 
@@ -25,6 +26,7 @@ typedef struct OutboxMessage
 	const pg_uuid_t *given_id;	/* message_id as the caller wants it */
 	int64		replayed_id;	/* not 0: it was in the queue before, as this */
 	TimestampTz replayed_created_at;
+	bool		refused;		/* not to be enqueued after all */
 
 	/* results */
 	pg_uuid_t	message_id;
@@ -37,6 +39,8 @@ typedef struct OutboxMessage
 
 extern void outbox_check_message(const OutboxMessage *message,
 								 const char *prefix);
+extern void outbox_check_received(const OutboxMessage *message,
+								  const char *prefix);
 struct OutboxStreamTurn;
 
 extern void outbox_make_row(const OutboxMessage *message,
@@ -44,6 +48,7 @@ extern void outbox_make_row(const OutboxMessage *message,
 							TimestampTz now, Datum *values, bool *isnull,
 							int64 *lane, OutboxKey *key);
 extern void outbox_check_given_id(const OutboxMessage *message);
-extern void outbox_enqueue(OutboxMessage *messages, int nmessages);
+extern void outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
+						   int nmessages);
 
 #endif							/* OUTBOX_ENQUEUE_H */

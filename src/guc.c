@@ -32,6 +32,8 @@ int			outbox_dead_retention = -1;
 bool		outbox_check_dedupe_tenant = true;
 char	   *outbox_join_wait_topic = NULL;
 int			outbox_join_retention = 30 * SECS_PER_DAY;
+int			outbox_deduplication_retention = -1;
+bool		outbox_dispatch_timers = true;
 bool		outbox_allow_superuser_handlers = false;
 char	   *outbox_databases = NULL;
 int			outbox_discovery_interval = 300;
@@ -152,6 +154,18 @@ define_policy_settings(void)
 							&outbox_join_retention,
 							30 * SECS_PER_DAY, -1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.deduplication_retention",
+							"How long it is remembered that a message was received.",
+							"-1 remembers it for ever.",
+							&outbox_deduplication_retention,
+							-1, -1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomBoolVariable("outbox.dispatch_timers",
+							 "Has the background worker turn due timers and job runs into messages.",
+							 NULL,
+							 &outbox_dispatch_timers,
+							 true,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("outbox.allow_superuser_handlers",
 							 "Lets superusers register handlers, which then run as superuser.",
 							 NULL,

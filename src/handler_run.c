@@ -108,7 +108,7 @@ outbox_function_may_be_called(Oid function, Oid roleid)
 /* ---------------------------------------------------------------------- */
 
 static void
-add_task(TupleTableSlot *message, void *arg)
+add_task(TupleTableSlot *message, bool taken_over, void *arg)
 {
 	Tasks	   *tasks = arg;
 	MemoryContext old = MemoryContextSwitchTo(tasks->context);
@@ -126,6 +126,7 @@ claim_tasks(const OutboxHandler *handler, Tasks *tasks)
 {
 	const text *topic = handler->topic;
 	OutboxClaim claim = {
+		.store = outbox_store(OUTBOX_QUEUE),
 		.lease_seconds = handler->lease_seconds,
 		.batch_size = handler->batch_size,
 		.namespace = handler->namespace,
@@ -147,8 +148,9 @@ static void
 settle(const Tasks *tasks, const Task *task, OutboxSettlement what,
 	   const text *error, const TimestampTz *not_before)
 {
-	OutboxLeaseRef lease = {task->id, task->attempts};
+	OutboxLeaseRef lease = {.id = task->id,.attempts = task->attempts};
 	OutboxSettle how = {
+		.store = outbox_store(OUTBOX_QUEUE),
 		.what = what,
 		.owner = tasks->owner,
 		.nleases = 1,

@@ -158,7 +158,17 @@ make_history_row(TupleDesc desc, TupleTableSlot *message,
 		values[H_LAST_ERROR - 1] = PointerGetDatum(outcome->error);
 		isnull[H_LAST_ERROR - 1] = false;
 	}
+	else if (outcome->forget_error)
+		isnull[H_LAST_ERROR - 1] = true;
 	return heap_form_tuple(desc, values, isnull);
+}
+
+/* Where what is done goes: the queue's history has partitions. */
+static Oid
+done_table(const OutboxStore *store, int keep, TimestampTz now)
+{
+	return store->kind == OUTBOX_QUEUE ? outbox_archive_partition(keep, now) :
+		store->done;
 }
 
 /*
@@ -169,6 +179,7 @@ void
 outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 				   const OutboxOutcome *outcome)
 {
+	const OutboxStore *store = history->queue->store;
 	OutboxPolicy policy;
 	OutboxDestination *destination;
 	TupleTableSlot *row;
@@ -178,14 +189,17 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 	outbox_ended_add(&history->ended,
 					 DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)),
 					 outcome->status);
-	outbox_policy_get(DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
+	outbox_policy_get(store, DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
 					  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
 					  &policy);
 	keep = outcome->status == OUTBOX_DONE ? policy.retention :
 		policy.dead_retention;
+	if (outcome->keep && keep == OUTBOX_KEEP_NOT)
+		keep = OUTBOX_KEEP_DEFAULT;
 	if (keep == OUTBOX_KEEP_NOT)
 	{
-		drop_message(message);
+		if (store->kind == OUTBOX_QUEUE)
+			drop_message(message);
 		return;
 	}
 
@@ -194,8 +208,7 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 												 "outbox history",
 												 ALLOCSET_DEFAULT_SIZES);
 	destination = get_destination(history, outcome->status == OUTBOX_DONE ?
-								  outbox_archive_partition(keep, history->now) :
-								  outbox_catalog()->dead);
+								  done_table(store, keep, history->now) : store->dead);
 	row = outbox_table_batch_row(&destination->table, destination->nrows);
 	old = MemoryContextSwitchTo(history->context);
 	ExecStoreHeapTuple(make_history_row(row->tts_tupleDescriptor, message,
@@ -289,7 +302,7 @@ partition_index(Oid partition)
 static bool
 archive_has(const pg_uuid_t *message_id)
 {
-	List	   *partitions = find_inheritance_children(outbox_catalog()->archive,
+	List	   *partitions = find_inheritance_children(outbox_store(OUTBOX_QUEUE)->done,
 													   AccessShareLock);
 	ListCell   *lc;
 
@@ -309,8 +322,9 @@ bool
 outbox_message_in_history(const pg_uuid_t *message_id)
 {
 	const OutboxCatalog *catalog = outbox_catalog();
+	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
 
-	return table_has(catalog->dead, H_NATTS, catalog->dead_message_id,
+	return table_has(queue->dead, H_NATTS, catalog->dead_message_id,
 					 message_id) ||
 		archive_has(message_id);
 }
@@ -324,11 +338,12 @@ outbox_message_outcome(const pg_uuid_t *message_id, OutboxStatus *status,
 					   TransactionId *writer)
 {
 	const OutboxCatalog *catalog = outbox_catalog();
+	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
 
-	if (find_message(catalog->queue, Q_NATTS, catalog->queue_message_id,
+	if (find_message(queue->table, Q_NATTS, queue->message_id,
 					 message_id, writer) || TransactionIdIsValid(*writer))
 		return false;
-	if (find_message(catalog->dead, H_NATTS, catalog->dead_message_id,
+	if (find_message(queue->dead, H_NATTS, catalog->dead_message_id,
 					 message_id, writer) || TransactionIdIsValid(*writer))
 	{
 		*status = OUTBOX_DEAD;
@@ -342,12 +357,12 @@ outbox_message_outcome(const pg_uuid_t *message_id, OutboxStatus *status,
 bool
 outbox_message_is_kept(const pg_uuid_t *message_id)
 {
-	const OutboxCatalog *catalog = outbox_catalog();
+	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
 
 	/* the queue twice: a dead message may be put back while we look */
-	return table_has(catalog->queue, Q_NATTS, catalog->queue_message_id,
+	return table_has(queue->table, Q_NATTS, queue->message_id,
 					 message_id) ||
 		outbox_message_in_history(message_id) ||
-		table_has(catalog->queue, Q_NATTS, catalog->queue_message_id,
+		table_has(queue->table, Q_NATTS, queue->message_id,
 				  message_id);
 }

@@ -36,9 +36,11 @@ typedef struct OutboxOutcome
 {
 	OutboxStatus status;		/* OUTBOX_DONE or OUTBOX_DEAD */
 	OutboxReason reason;
-	const text *error;			/* NULL keeps the last one */
+	const text *error;			/* NULL keeps the last one, unless: */
+	bool		forget_error;
 	const pg_uuid_t *processed_by;
 	int			progress;		/* bits to set */
+	bool		keep;			/* even if its like is not kept */
 } OutboxOutcome;
 
 extern void outbox_history_init(void);

@@ -378,6 +378,7 @@ void
 outbox_join_wake(const pg_uuid_t *join_id)
 {
 	const OutboxCatalog *catalog = outbox_catalog();
+	const OutboxStore *store = outbox_store(OUTBOX_QUEUE);
 	OutboxTable waits;
 	OutboxTable queue;
 	OutboxProbe waits_probe;
@@ -388,9 +389,9 @@ outbox_join_wake(const pg_uuid_t *join_id)
 	TransactionId writer;
 
 	outbox_table_open_to_read(&waits, catalog->join_waits);
-	outbox_table_open(&queue, catalog->queue, Q_NATTS);
+	outbox_store_open(&queue, store);
 	outbox_probe_begin(&waits_probe, &waits, catalog->join_waits_pkey);
-	outbox_probe_begin(&queue_probe, &queue, catalog->queue_message_id);
+	outbox_probe_begin(&queue_probe, &queue, store->message_id);
 	wait = outbox_table_slot(&waits);
 	slot = outbox_table_slot(&queue);
 	row = outbox_table_new_row(&queue);

@@ -3,15 +3,17 @@
  *	  Lists of records given as JSON.
  *
  * The caller describes the fields of a record in a table; here the list is
- * taken apart.  Whatever does not fit - no list, no object, an unknown key, a
+ * taken apart.  Keys may be in PascalCase instead of snake_case.  Whatever does not fit - no list, no object, an unknown key, a
  * value of the wrong type or form - is 22023, and the message says where.
  */
 #include "postgres.h"
 
+#include "lib/stringinfo.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
+#include "utils/numeric.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
@@ -25,13 +27,20 @@ typedef struct Place
 	const char *key;
 } Place;
 
+static const char *
+place_name(const Place *place)
+{
+	return psprintf("%s[%d]%s%s", place->what, place->index,
+					place->key != NULL ? "." : "",
+					place->key != NULL ? place->key : "");
+}
+
 static void
 wrong_value(const Place *place, const char *expected)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			 errmsg("%s[%d].%s must be %s", place->what, place->index,
-					place->key, expected)));
+			 errmsg("%s must be %s", place_name(place), expected)));
 }
 
 /*
@@ -61,8 +70,7 @@ read_string(const Place *place, PGFunction input, const char *string,
 		FlushErrorState();
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s[%d].%s must be %s", place->what, place->index,
-						place->key, expected),
+				 errmsg("%s must be %s", place_name(place), expected),
 				 errdetail_internal("%s", edata->message)));
 	}
 	PG_END_TRY();
@@ -85,6 +93,30 @@ get_time(const Place *place, const JsonbValue *value)
 	*result = DatumGetTimestampTz(read_string(place, timestamptz_in,
 											  get_string(place, value, "a timestamp"),
 											  "a timestamp"));
+	return result;
+}
+
+static void *
+get_int(const Place *place, const JsonbValue *value)
+{
+	int32	   *result = palloc_object(int32);
+	bool		fits = value->type == jbvNumeric;
+
+	if (fits)
+	{
+		char	   *digits = DatumGetCString(DirectFunctionCall1(numeric_out,
+																 NumericGetDatum(value->val.numeric)));
+		char	   *end;
+		long		number;
+
+		errno = 0;
+		number = strtol(digits, &end, 10);
+		fits = errno == 0 && *end == '\0' && number >= PG_INT32_MIN &&
+			number <= PG_INT32_MAX;
+		*result = (int32) number;
+	}
+	if (!fits)
+		wrong_value(place, "an integer");
 	return result;
 }
 
@@ -117,6 +149,8 @@ get_value(const Place *place, OutboxJsonKind kind, JsonbValue *value)
 			return DatumGetPointer(read_string(place, uuid_in,
 											   get_string(place, value, "a UUID"),
 											   "a UUID"));
+		case OUTBOX_JSON_INT:
+			return get_int(place, value);
 		case OUTBOX_JSON_TIME:
 			return get_time(place, value);
 		case OUTBOX_JSON_OBJECT:
@@ -125,6 +159,29 @@ get_value(const Place *place, OutboxJsonKind kind, JsonbValue *value)
 			return get_payload(value);
 	}
 	pg_unreachable();
+}
+
+/* A key as the fields are called: "MessageId" is "message_id". */
+static char *
+snake_case(const char *key, int len)
+{
+	StringInfoData name;
+
+	if (len == 0 || !(key[0] >= 'A' && key[0] <= 'Z'))
+		return pnstrdup(key, len);
+	initStringInfo(&name);
+	for (int i = 0; i < len; i++)
+	{
+		if (key[i] >= 'A' && key[i] <= 'Z')
+		{
+			if (i > 0)
+				appendStringInfoChar(&name, '_');
+			appendStringInfoChar(&name, key[i] - 'A' + 'a');
+		}
+		else
+			appendStringInfoChar(&name, key[i]);
+	}
+	return name.data;
 }
 
 static void
@@ -141,7 +198,7 @@ read_record(Place *place, JsonbContainer *object,
 		const OutboxJsonField *field = NULL;
 
 		(void) JsonbIteratorNext(&it, &value, true);
-		place->key = pnstrdup(key.val.string.val, key.val.string.len);
+		place->key = snake_case(key.val.string.val, key.val.string.len);
 		for (int i = 0; i < nfields && field == NULL; i++)
 		{
 			if (strcmp(fields[i].name, place->key) == 0)
@@ -151,10 +208,20 @@ read_record(Place *place, JsonbContainer *object,
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("%s[%d] has an unknown key \"%s\"", place->what,
-							place->index, place->key)));
+							place->index,
+							pnstrdup(key.val.string.val, key.val.string.len))));
 		*(void **) (record + field->offset) =
 			get_value(place, field->kind, &value);
 	}
+}
+
+static void
+require_array(Jsonb *json, const char *what)
+{
+	if (!JB_ROOT_IS_ARRAY(json) || JB_ROOT_IS_SCALAR(json))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be a JSON array", what)));
 }
 
 /*
@@ -171,10 +238,7 @@ outbox_json_records(Jsonb *json, const char *what,
 	JsonbValue	value;
 	char	   *records;
 
-	if (!JB_ROOT_IS_ARRAY(json) || JB_ROOT_IS_SCALAR(json))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must be a JSON array", what)));
+	require_array(json, what);
 	*n = JB_ROOT_COUNT(json);
 	records = MemoryContextAllocExtended(CurrentMemoryContext,
 										 size * (*n + 1),
@@ -193,4 +257,30 @@ outbox_json_records(Jsonb *json, const char *what,
 		place.index++;
 	}
 	return records;
+}
+
+/* Read a list of UUIDs, *n of them. */
+pg_uuid_t  *
+outbox_json_uuids(Jsonb *json, const char *what, int *n)
+{
+	JsonbIterator *it;
+	JsonbValue	value;
+	pg_uuid_t  *uuids;
+
+	require_array(json, what);
+	uuids = palloc_array(pg_uuid_t, JB_ROOT_COUNT(json) + 1);
+	*n = 0;
+	it = JsonbIteratorInit(&json->root);
+	(void) JsonbIteratorNext(&it, &value, false);
+	while (JsonbIteratorNext(&it, &value, true) == WJB_ELEM)
+	{
+		Place		place = {what, *n, NULL};
+
+		if (value.type != jbvString)
+			wrong_value(&place, "a UUID");
+		uuids[(*n)++] = *DatumGetUUIDP(read_string(&place, uuid_in,
+												   get_string(&place, &value, "a UUID"),
+												   "a UUID"));
+	}
+	return uuids;
 }

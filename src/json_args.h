@@ -8,12 +8,14 @@
 #include "postgres.h"
 
 #include "utils/jsonb.h"
+#include "utils/uuid.h"
 
 /* What a field may hold, and what its member of the record points to. */
 typedef enum OutboxJsonKind
 {
 	OUTBOX_JSON_TEXT,			/* string -> text */
 	OUTBOX_JSON_UUID,			/* string -> pg_uuid_t */
+	OUTBOX_JSON_INT,			/* number -> int32 */
 	OUTBOX_JSON_TIME,			/* string -> TimestampTz */
 	OUTBOX_JSON_OBJECT,			/* anything -> Jsonb */
 	OUTBOX_JSON_PAYLOAD			/* string, or anything's JSON -> text */
@@ -30,5 +32,7 @@ typedef struct OutboxJsonField
 extern void *outbox_json_records(Jsonb *json, const char *what,
 								 const OutboxJsonField *fields, int nfields,
 								 size_t size, int *n);
+
+extern pg_uuid_t *outbox_json_uuids(Jsonb *json, const char *what, int *n);
 
 #endif							/* OUTBOX_JSON_ARGS_H */

@@ -107,6 +107,21 @@ outbox_uuid_hash(const pg_uuid_t *uuid)
 	return (uint32) hash_bytes64(uuid->data, UUID_LEN, 4);
 }
 
+/* The partition to which a stream belongs. */
+int
+outbox_partition(const pg_uuid_t *stream, int partition_count)
+{
+	return (int) ((outbox_uuid_hash(stream) & 0x7FFFFFFF) % partition_count);
+}
+
+/* How much an instance wants a partition: who wants it most gets it. */
+uint64
+outbox_share_hash(const pg_uuid_t *instance, int partition)
+{
+	return hash_bytes64(instance->data, UUID_LEN,
+						5 + ((uint64) partition << 8));
+}
+
 /*
  * The 16 bytes by which a dedupe key is remembered: three strings of up to
  * 255 characters do not fit in an index entry, and nobody must be able to

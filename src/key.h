@@ -15,6 +15,8 @@ extern int64 outbox_owner_lane(const pg_uuid_t *owner);
 extern uint32 outbox_namespace_hash(const text *namespace);
 extern uint32 outbox_topic_hash(const text *topic);
 extern uint32 outbox_uuid_hash(const pg_uuid_t *uuid);
+extern int	outbox_partition(const pg_uuid_t *stream, int partition_count);
+extern uint64 outbox_share_hash(const pg_uuid_t *instance, int partition);
 extern void outbox_dedupe_digest(const text *namespace, const text *topic,
 								 const text *dedupe_key, pg_uuid_t *digest);
 

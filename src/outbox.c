@@ -60,6 +60,7 @@ _PG_init(void)
 		outbox_shmem_preload();
 		outbox_launcher_register();
 	}
+	outbox_catalog_init();
 	outbox_table_init();
 	outbox_history_init();
 	outbox_policy_init();

@@ -190,20 +190,26 @@ keep_seconds(Datum interval)
 	return (int) Min(seconds + 0.5, INT_MAX);
 }
 
-/* What holds for this topic. */
+/*
+ * What holds for this topic.  Topics are the queue's; for other live tables
+ * it is what the settings say.  What was received and is done is not kept:
+ * that it was there once is remembered elsewhere.
+ */
 void
-outbox_policy_get(const text *namespace, const text *topic,
-				  OutboxPolicy *policy)
+outbox_policy_get(const OutboxStore *store, const text *namespace,
+				  const text *topic, OutboxPolicy *policy)
 {
-	const PolicyEntry *entry = find_policy(namespace, topic);
+	const PolicyEntry *entry = NULL;
 
+	if (store->kind == OUTBOX_QUEUE)
+		entry = find_policy(namespace, topic);
 	policy->paused = false;
 	policy->max_attempts = outbox_max_attempts;
 	policy->backoff_base = outbox_backoff_base * 1000.0;
 	policy->backoff_max = outbox_backoff_max * 1000.0;
 	policy->backoff_jitter = outbox_backoff_jitter;
-	policy->retention = outbox_retention == 0 ? OUTBOX_KEEP_NOT :
-		OUTBOX_KEEP_DEFAULT;
+	policy->retention = outbox_retention == 0 || store->kind == OUTBOX_INBOX ?
+		OUTBOX_KEEP_NOT : OUTBOX_KEEP_DEFAULT;
 	policy->dead_retention = outbox_dead_retention == 0 ? OUTBOX_KEEP_NOT :
 		OUTBOX_KEEP_DEFAULT;
 	policy->check_dedupe_tenant = outbox_check_dedupe_tenant;

@@ -7,6 +7,8 @@
 
 #include "postgres.h"
 
+#include "table.h"
+
 /* Settings of a topic, or the general ones where it has none. */
 typedef struct OutboxPolicy
 {
@@ -26,8 +28,8 @@ typedef struct OutboxPolicy
 #define OUTBOX_KEEP_NOT 0
 
 extern void outbox_policy_init(void);
-extern void outbox_policy_get(const text *namespace, const text *topic,
-							  OutboxPolicy *policy);
+extern void outbox_policy_get(const OutboxStore *store, const text *namespace,
+							  const text *topic, OutboxPolicy *policy);
 extern bool outbox_policy_lane_is_paused(int64 lane);
 
 #endif							/* OUTBOX_POLICY_H */

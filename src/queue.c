@@ -143,3 +143,17 @@ outbox_queue_finish(OutboxTable *queue, OutboxHistory *history,
 	}
 	return result;
 }
+
+/* A message is taken out of its live table and leaves nothing behind. */
+OutboxRowResult
+outbox_queue_remove(OutboxTable *queue, TupleTableSlot *message)
+{
+	OutboxRowResult result = outbox_table_delete(queue, message, true, NULL);
+
+	if (result == OUTBOX_ROW_OK)
+	{
+		note_old_place(queue, message);
+		note_stream(queue, message);
+	}
+	return result;
+}

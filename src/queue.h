@@ -26,4 +26,7 @@ extern OutboxRowResult outbox_queue_finish(OutboxTable *queue,
 										   const OutboxOutcome *outcome,
 										   bool wait, TransactionId *blocker);
 
+extern OutboxRowResult outbox_queue_remove(OutboxTable *queue,
+										   TupleTableSlot *message);
+
 #endif							/* OUTBOX_QUEUE_H */

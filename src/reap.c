@@ -87,7 +87,8 @@ reap_lease(OutboxWalk *walk, void *arg)
 	OutboxPolicy policy;
 	OutboxRowResult result;
 
-	outbox_policy_get(DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
+	outbox_policy_get(reaper->queue.store,
+					  DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
 					  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
 					  &policy);
 	if (message_has_expired(reaper, message))
@@ -115,7 +116,7 @@ reap_lease(OutboxWalk *walk, void *arg)
 static void
 reap_expired_messages(Reaper *reaper)
 {
-	Relation	index = index_open(outbox_catalog()->queue_expires,
+	Relation	index = index_open(reaper->queue.store->expires,
 								   AccessShareLock);
 	TupleTableSlot *slot = outbox_table_slot(&reaper->queue);
 	SnapshotData dirty;
@@ -153,13 +154,13 @@ reap_expired_messages(Reaper *reaper)
  * Returns how many, at most "limit".
  */
 int
-outbox_reap(int limit)
+outbox_reap(const OutboxStore *store, int limit)
 {
 	Reaper		reaper = {.limit = limit};
 
 	CommandCounterIncrement();
 	reaper.now = GetCurrentTimestamp();
-	outbox_table_open(&reaper.queue, outbox_catalog()->queue, Q_NATTS);
+	outbox_store_open(&reaper.queue, store);
 	reaper.row = outbox_table_new_row(&reaper.queue);
 	outbox_history_begin(&reaper.history, &reaper.queue, reaper.now);
 

@@ -117,7 +117,7 @@ outbox_requeue(const int64 *ids, int nids)
 	TupleTableSlot *slot;
 
 	CommandCounterIncrement();
-	outbox_table_open(&dead, outbox_catalog()->dead, H_NATTS);
+	outbox_table_open(&dead, outbox_store(OUTBOX_QUEUE)->dead, H_NATTS);
 	slot = outbox_table_slot(&dead);
 	outbox_probe_begin(&probe, &dead, outbox_catalog()->dead_pkey);
 	for (int i = 0; i < nids; i++)
@@ -134,7 +134,7 @@ outbox_requeue(const int64 *ids, int nids)
 
 	if (nmessages > 0)
 	{
-		outbox_enqueue(messages, nmessages);
+		outbox_enqueue(outbox_store(OUTBOX_QUEUE), messages, nmessages);
 		outbox_log("outbox requeue: count %d", nmessages);
 	}
 	return nmessages;

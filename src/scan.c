@@ -358,7 +358,7 @@ outbox_walk_lanes(OutboxTable *queue, const OutboxLaneFilter *filter,
 				  int64 **lanes, int *nlanes)
 {
 	Oid			relid = RelationGetRelid(queue->rel);
-	Relation	index = index_open(outbox_catalog()->queue_ready,
+	Relation	index = index_open(queue->store->ready,
 								   AccessShareLock);
 	uint32		ticket = outbox_lanes_listing_begin(relid);
 	StrategyNumber strategy = BTGreaterEqualStrategyNumber;
@@ -418,7 +418,7 @@ outbox_walk_leases(OutboxTable *queue, TimestampTz now, OutboxScanKind kind,
 
 	if (!outbox_lanes_list(relid, &all, now, kind, &lanes, &nlanes))
 		outbox_walk_lanes(queue, &all, &lanes, &nlanes);
-	index = index_open(outbox_catalog()->queue_ready, AccessShareLock);
+	index = index_open(queue->store->ready, AccessShareLock);
 	for (int i = 0; go_on && i < nlanes; i++)
 	{
 		OutboxWalk	walk;

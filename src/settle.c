@@ -35,6 +35,7 @@
 typedef struct Settler
 {
 	OutboxSettle *settle;
+	const OutboxLeaseRef *lease;	/* the one at hand */
 	OutboxTable queue;
 	TimestampTz now;
 	OutboxProbe probe;
@@ -82,14 +83,34 @@ lease_stands(Settler *settler, const OutboxLeaseRef *lease)
 /* Settling one                                                           */
 /* ---------------------------------------------------------------------- */
 
+static const text *
+what_was_wrong(Settler *settler)
+{
+	return settler->lease->error != NULL ? settler->lease->error :
+		settler->settle->error;
+}
+
+/* The bits that the message will have. */
+static int
+progress_so_far(Settler *settler)
+{
+	return DatumGetInt32(outbox_row_get(settler->slot, Q_PROGRESS)) |
+		settler->lease->progress;
+}
+
 static OutboxRowResult
 finish(Settler *settler, OutboxStatus status, OutboxReason reason)
 {
 	OutboxOutcome outcome = {
 		.status = status,
 		.reason = reason,
-		.error = settler->settle->error,
+		.error = what_was_wrong(settler),
+		/* of a run that is done, this is its output */
+		.forget_error = status == OUTBOX_DONE &&
+		settler->settle->store->kind == OUTBOX_RUNS,
 		.processed_by = &settler->settle->owner,
+		.progress = settler->lease->progress,
+		.keep = settler->settle->keep
 	};
 
 	return outbox_queue_finish(&settler->queue, &settler->history,
@@ -124,7 +145,8 @@ nack(Settler *settler)
 	TimestampTz at;
 	int			max_attempts;
 
-	outbox_policy_get(DatumGetTextPP(outbox_row_get(slot, Q_NAMESPACE)),
+	outbox_policy_get(settler->settle->store,
+					  DatumGetTextPP(outbox_row_get(slot, Q_NAMESPACE)),
 					  DatumGetTextPP(outbox_row_get(slot, Q_TOPIC)), &policy);
 	max_attempts = settle->max_attempts > 0 ? settle->max_attempts :
 		policy.max_attempts;
@@ -136,10 +158,13 @@ nack(Settler *settler)
 	outbox_row_set(settler->row, Q_RETRY_COUNT,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(slot, Q_RETRY_COUNT)) + 1));
 	outbox_row_set(settler->row, Q_FAILURE_REASON,
-				   Int16GetDatum(settle->reason));
-	if (settle->error != NULL)
+				   Int16GetDatum(settler->lease->reason != 0 ?
+								 settler->lease->reason : settle->reason));
+	outbox_row_set(settler->row, Q_PROGRESS,
+				   Int32GetDatum(progress_so_far(settler)));
+	if (what_was_wrong(settler) != NULL)
 		outbox_row_set(settler->row, Q_LAST_ERROR,
-					   PointerGetDatum(settle->error));
+					   PointerGetDatum(what_was_wrong(settler)));
 	return outbox_queue_update(&settler->queue, slot, settler->row, true,
 							   NULL);
 }
@@ -152,6 +177,8 @@ release(Settler *settler)
 	outbox_queue_make_ready(settler->row, settler->slot,
 							not_before != NULL ? *not_before : settler->now,
 							settler->now);
+	outbox_row_set(settler->row, Q_PROGRESS,
+				   Int32GetDatum(progress_so_far(settler)));
 	/* an attempt that was given back does not count */
 	outbox_row_set(settler->row, Q_WAIVED,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(settler->slot,
@@ -191,6 +218,10 @@ settle_message(Settler *settler)
 			return release(settler);
 		case OUTBOX_RENEW:
 			return renew(settler);
+		case OUTBOX_ADVANCE:
+			if ((progress_so_far(settler) & settler->settle->done_bits) != 0)
+				return finish(settler, OUTBOX_DONE, OUTBOX_REASON_NONE);
+			return release(settler);
 	}
 	pg_unreachable();
 }
@@ -199,6 +230,7 @@ settle_message(Settler *settler)
 static bool
 settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 {
+	settler->lease = lease;
 	for (;;)
 	{
 		TransactionId blocker;
@@ -265,12 +297,12 @@ begin_settler(Settler *settler, OutboxSettle *settle)
 	memset(settler, 0, sizeof(Settler));
 	settler->settle = settle;
 	settler->now = GetCurrentTimestamp();
-	outbox_table_open(&settler->queue, outbox_catalog()->queue, Q_NATTS);
+	outbox_store_open(&settler->queue, settle->store);
 	settler->slot = outbox_table_slot(&settler->queue);
 	settler->row = outbox_table_new_row(&settler->queue);
 	settler->hint_end = outbox_hint_end(&settler->queue);
 	outbox_probe_begin(&settler->probe, &settler->queue,
-					   outbox_catalog()->queue_pkey);
+					   settle->store->pkey);
 	outbox_history_begin(&settler->history, &settler->queue, settler->now);
 }
 
@@ -354,28 +386,45 @@ collect_lease(OutboxWalk *walk, void *arg)
 										  sizeof(OutboxLeaseRef));
 		}
 		found->leases[found->nleases++] =
-			OUTBOX_MAKE(OutboxLeaseRef, walk->key.id, -1);
+			OUTBOX_MAKE(OutboxLeaseRef,.id = walk->key.id,.attempts = -1);
 	}
 	outbox_walk_left(walk);
 	return true;
 }
 
-/* Give back whatever is leased to an owner; how many messages that was. */
-int
-outbox_release_all(const pg_uuid_t *owner)
+/* Settle whatever is leased to an owner; how many messages that was. */
+static int
+settle_all(OutboxSettle *settle)
 {
-	OwnerLeases found = {.owner = owner,.max = 64};
-	OutboxSettle settle = {.what = OUTBOX_RELEASE,.owner = *owner};
+	OwnerLeases found = {.owner = &settle->owner,.max = 64};
 	OutboxTable queue;
 
 	CommandCounterIncrement();
 	found.leases = palloc_array(OutboxLeaseRef, found.max);
-	outbox_table_open(&queue, outbox_catalog()->queue, Q_NATTS);
+	outbox_store_open(&queue, settle->store);
 	outbox_walk_leases(&queue, GetCurrentTimestamp(), OUTBOX_SCAN_LEASES,
 					   collect_lease, &found);
 	outbox_table_close(&queue);
 
-	settle.leases = found.leases;
-	settle.nleases = found.nleases;
-	return outbox_settle(&settle);
+	settle->leases = found.leases;
+	settle->nleases = found.nleases;
+	return outbox_settle(settle);
+}
+
+/* Give back whatever is leased to an owner; the attempts do not count. */
+int
+outbox_release_all(const OutboxStore *store, const pg_uuid_t *owner)
+{
+	OutboxSettle settle = {.store = store,.what = OUTBOX_RELEASE,.owner = *owner};
+
+	return settle_all(&settle);
+}
+
+/* Let the leases of an owner end now, as if their time was over. */
+int
+outbox_expire_all(const OutboxStore *store, const pg_uuid_t *owner)
+{
+	OutboxSettle settle = {.store = store,.what = OUTBOX_RENEW,.owner = *owner};
+
+	return settle_all(&settle);
 }

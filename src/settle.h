@@ -6,6 +6,7 @@
 #define OUTBOX_SETTLE_H
 
 #include "outbox.h"
+#include "table.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
@@ -14,6 +15,10 @@ typedef struct OutboxLeaseRef
 {
 	int64		id;
 	int			attempts;		/* must be the message's, unless negative */
+	/* what is said of this one, if not of all */
+	int			progress;		/* bits to set */
+	int			reason;			/* 0: as for all */
+	const text *error;			/* NULL: as for all */
 } OutboxLeaseRef;
 
 typedef enum OutboxSettlement
@@ -22,12 +27,15 @@ typedef enum OutboxSettlement
 	OUTBOX_NACK,
 	OUTBOX_FAIL,
 	OUTBOX_RENEW,
-	OUTBOX_RELEASE
+	OUTBOX_RELEASE,
+	OUTBOX_ADVANCE				/* done, if its progress says so, else
+								 * released */
 } OutboxSettlement;
 
 /* What is wanted of them, all alike. */
 typedef struct OutboxSettle
 {
+	const OutboxStore *store;
 	OutboxSettlement what;
 	pg_uuid_t	owner;
 	int			nleases;
@@ -38,11 +46,15 @@ typedef struct OutboxSettle
 	const Interval *delay;		/* nack: instead of the backoff */
 	int			max_attempts;	/* nack: 0 as the topic says */
 	int			lease_seconds;	/* renew */
+	int			done_bits;		/* advance: done with any of these */
+	bool		keep;			/* what is done, though its like is not kept */
 	const TimestampTz *not_before;	/* release: not claimable until then */
 } OutboxSettle;
 
 extern int	outbox_settle(OutboxSettle *settle);
-extern int	outbox_release_all(const pg_uuid_t *owner);
-extern int	outbox_reap(int limit);
+extern int	outbox_release_all(const OutboxStore *store,
+							   const pg_uuid_t *owner);
+extern int	outbox_expire_all(const OutboxStore *store, const pg_uuid_t *owner);
+extern int	outbox_reap(const OutboxStore *store, int limit);
 
 #endif							/* OUTBOX_SETTLE_H */

@@ -31,7 +31,7 @@ outbox_partition_number(PG_FUNCTION_ARGS)
 	int			count = outbox_arg_int(fcinfo, 1, "partition_count", 0, 1,
 									   PG_INT32_MAX);
 
-	PG_RETURN_INT32((outbox_uuid_hash(stream) & 0x7FFFFFFF) % count);
+	PG_RETURN_INT32(outbox_partition(stream, count));
 }
 
 /* outbox._check_name(what text, value text) RETURNS void */
@@ -69,6 +69,15 @@ outbox_dedupe_digest_sql(PG_FUNCTION_ARGS)
 	outbox_dedupe_digest(PG_GETARG_TEXT_PP(0), PG_GETARG_TEXT_PP(1),
 						 PG_GETARG_TEXT_PP(2), digest);
 	PG_RETURN_UUID_P(digest);
+}
+
+/* outbox._topic_lane(namespace text, topic text) RETURNS bigint */
+PG_FUNCTION_INFO_V1(outbox_topic_lane_sql);
+Datum
+outbox_topic_lane_sql(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_INT64(outbox_topic_lane(PG_GETARG_TEXT_PP(0),
+									  PG_GETARG_TEXT_PP(1)));
 }
 
 /* outbox._uuid7() RETURNS uuid */
@@ -121,7 +130,7 @@ outbox_library(PG_FUNCTION_ARGS)
 	values[1] = BoolGetDatum(outbox_preloaded());
 	values[2] = Int32GetDatum(lanes);
 	values[3] = Int32GetDatum(in_use);
-	values[4] = BoolGetDatum(outbox_table_is_direct(outbox_catalog()->queue,
+	values[4] = BoolGetDatum(outbox_table_is_direct(outbox_store(OUTBOX_QUEUE)->table,
 													Q_NATTS));
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, isnull)));

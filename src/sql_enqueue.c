@@ -17,6 +17,7 @@
 #include "args.h"
 #include "enqueue.h"
 #include "json_args.h"
+#include "message_fields.h"
 #include "requeue.h"
 
 /* The arguments of enqueue() and its relatives. */
@@ -86,7 +87,7 @@ enqueue_one(FunctionCallInfo fcinfo, const text *payload)
 
 	outbox_begin_call("outbox.enqueue()");
 	get_message(fcinfo, payload, &message, times);
-	outbox_enqueue(&message, 1);
+	outbox_enqueue(outbox_store(OUTBOX_QUEUE), &message, 1);
 	result = palloc_object(pg_uuid_t);
 	*result = message.message_id;
 	PG_RETURN_UUID_P(result);
@@ -105,7 +106,7 @@ try_enqueue_one(FunctionCallInfo fcinfo, const text *payload)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	get_message(fcinfo, payload, &message, times);
-	outbox_enqueue(&message, 1);
+	outbox_enqueue(outbox_store(OUTBOX_QUEUE), &message, 1);
 	values[0] = UUIDPGetDatum(&message.message_id);
 	values[1] = BoolGetDatum(message.enqueued);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
@@ -195,7 +196,7 @@ outbox_enqueue_many(PG_FUNCTION_ARGS)
 		messages[i].payload = DatumGetTextPP(payloads[i]);
 	}
 	if (n > 0)
-		outbox_enqueue(messages, n);
+		outbox_enqueue(outbox_store(OUTBOX_QUEUE), messages, n);
 
 	result = palloc_array(Datum, n + 1);
 	for (int i = 0; i < n; i++)
@@ -204,8 +205,9 @@ outbox_enqueue_many(PG_FUNCTION_ARGS)
 										  TYPALIGN_CHAR));
 }
 
-/* The keys of a message given to enqueue_batch. */
-static const OutboxJsonField message_fields[] = {
+/* The keys of a message given as JSON. */
+const OutboxJsonField outbox_message_fields[] = {
+	{"destination", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, topic)},
 	{"topic", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, topic)},
 	{"payload", OUTBOX_JSON_PAYLOAD, offsetof(OutboxMessage, payload)},
 	{"correlation_id", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, correlation_id)},
@@ -218,6 +220,18 @@ static const OutboxJsonField message_fields[] = {
 	{"expires_at", OUTBOX_JSON_TIME, offsetof(OutboxMessage, expires_at)},
 	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxMessage, given_id)},
 };
+
+const int	outbox_nmessage_fields = lengthof(outbox_message_fields);
+
+/* Fill in what enqueue's arguments have as defaults. */
+void
+outbox_complete_message(OutboxMessage *message)
+{
+	if (message->namespace == NULL)
+		message->namespace = cstring_to_text(OUTBOX_DEFAULT_NAMESPACE);
+	message->correlation_id = outbox_empty_to_null(message->correlation_id);
+	message->dedupe_key = outbox_empty_to_null(message->dedupe_key);
+}
 
 /*
  * outbox.enqueue_batch(messages jsonb)
@@ -237,20 +251,18 @@ outbox_enqueue_batch(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	outbox_require(fcinfo, 0, "messages");
 	messages = outbox_json_records(PG_GETARG_JSONB_P(0), "messages",
-								   message_fields, lengthof(message_fields),
+								   outbox_message_fields,
+								   outbox_nmessage_fields,
 								   sizeof(OutboxMessage), &n);
 	for (int i = 0; i < n; i++)
 	{
 		OutboxMessage *message = &messages[i];
 
-		if (message->namespace == NULL)
-			message->namespace = cstring_to_text(OUTBOX_DEFAULT_NAMESPACE);
-		message->correlation_id = outbox_empty_to_null(message->correlation_id);
-		message->dedupe_key = outbox_empty_to_null(message->dedupe_key);
+		outbox_complete_message(message);
 		outbox_check_message(message, psprintf("messages[%d].", i));
 	}
 	if (n > 0)
-		outbox_enqueue(messages, n);
+		outbox_enqueue(outbox_store(OUTBOX_QUEUE), messages, n);
 	for (int i = 0; i < n; i++)
 	{
 		Datum		values[3];

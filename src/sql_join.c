@@ -118,6 +118,7 @@ outbox_put_back(PG_FUNCTION_ARGS)
 	OutboxLeaseRef lease = {.id = PG_GETARG_INT64(1),.attempts = -1};
 	TimestampTz at = PG_GETARG_TIMESTAMPTZ(2);
 	OutboxSettle settle = {
+		.store = outbox_store(OUTBOX_QUEUE),
 		.what = OUTBOX_RELEASE,
 		.owner = *PG_GETARG_UUID_P(0),
 		.nleases = 1,

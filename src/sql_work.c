@@ -20,12 +20,21 @@
 #include "settle.h"
 #include "table.h"
 
+/* The SQL function "name" is what "body" does on one of the live tables. */
+#define TWIN(name, body, kind) \
+	PG_FUNCTION_INFO_V1(name); \
+	Datum \
+	name(PG_FUNCTION_ARGS) \
+	{ \
+		return body(fcinfo, kind); \
+	}
+
 /* ---------------------------------------------------------------------- */
 /* Claiming                                                               */
 /* ---------------------------------------------------------------------- */
 
 static void
-return_message(TupleTableSlot *message, void *arg)
+return_message(TupleTableSlot *message, bool taken_over, void *arg)
 {
 	ReturnSetInfo *rsinfo = arg;
 	Datum		values[OUTBOX_MESSAGE_NATTS];
@@ -66,6 +75,9 @@ get_claim(FunctionCallInfo fcinfo, OutboxClaim *claim)
 										  OUTBOX_MAX_LEASE_SECONDS);
 	claim->batch_size = outbox_arg_int(fcinfo, 2, "batch_size",
 									   outbox_batch_size, 1, OUTBOX_MAX_BATCH);
+	/* timers and runs are all alike */
+	if (PG_NARGS() <= 3)
+		return;
 	claim->namespace = outbox_arg_name_or_null(fcinfo, 3, "namespace");
 	get_topics(fcinfo, 4, claim);
 	claim->tenant = outbox_arg_uuid_or_null(fcinfo, 5);
@@ -79,9 +91,8 @@ get_claim(FunctionCallInfo fcinfo, OutboxClaim *claim)
  *				max_attempts int, wait_ms int) RETURNS SETOF outbox.message
  *		Take due messages, and lease them to the owner.
  */
-PG_FUNCTION_INFO_V1(outbox_claim_messages);
-Datum
-outbox_claim_messages(PG_FUNCTION_ARGS)
+static Datum
+claim_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	OutboxClaim claim;
@@ -89,7 +100,9 @@ outbox_claim_messages(PG_FUNCTION_ARGS)
 
 	outbox_begin_call("outbox.claim()");
 	get_claim(fcinfo, &claim);
-	wait_ms = outbox_arg_int(fcinfo, 7, "wait_ms", 0, 0, OUTBOX_MAX_WAIT_MS);
+	claim.store = outbox_store(kind);
+	wait_ms = PG_NARGS() <= 7 ? 0 :
+		outbox_arg_int(fcinfo, 7, "wait_ms", 0, 0, OUTBOX_MAX_WAIT_MS);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	(void) outbox_claim_or_wait(&claim, wait_ms, return_message, rsinfo);
@@ -135,7 +148,8 @@ get_leases(FunctionCallInfo fcinfo, int ids_arg, int attempts_arg,
 		if (attempts != NULL)
 			attempt = Max(DatumGetInt32(attempts[i]), 0);
 		settle->leases[settle->nleases++] =
-			OUTBOX_MAKE(OutboxLeaseRef, DatumGetInt64(ids[i]), attempt);
+			OUTBOX_MAKE(OutboxLeaseRef,.id = DatumGetInt64(ids[i]),
+						.attempts = attempt);
 	}
 }
 
@@ -150,15 +164,18 @@ get_strict(FunctionCallInfo fcinfo, int arg)
  *		RETURNS int
  *		Messages are done.
  */
-PG_FUNCTION_INFO_V1(outbox_ack);
-Datum
-outbox_ack(PG_FUNCTION_ARGS)
+static Datum
+ack(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_ACK};
 
 	outbox_begin_call("outbox.ack()");
+	settle.store = outbox_store(kind);
 	get_leases(fcinfo, 1, 2, &settle);
 	settle.strict = get_strict(fcinfo, 3);
+	/* what a run has to say is kept with it */
+	if (PG_NARGS() > 4)
+		settle.error = outbox_arg_text_or_null(fcinfo, 4);
 	PG_RETURN_INT32(outbox_settle(&settle));
 }
 
@@ -167,13 +184,13 @@ outbox_ack(PG_FUNCTION_ARGS)
  *			   attempts int[], strict boolean, max_attempts int) RETURNS int
  *		Messages could not be handled this time.
  */
-PG_FUNCTION_INFO_V1(outbox_nack);
-Datum
-outbox_nack(PG_FUNCTION_ARGS)
+static Datum
+nack(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_NACK,.reason = OUTBOX_REASON_UNKNOWN};
 
 	outbox_begin_call("outbox.nack()");
+	settle.store = outbox_store(kind);
 	get_leases(fcinfo, 1, 4, &settle);
 	settle.error = outbox_arg_text_or_null(fcinfo, 2);
 	settle.delay = outbox_arg_delay_or_null(fcinfo, 3, "delay");
@@ -188,13 +205,13 @@ outbox_nack(PG_FUNCTION_ARGS)
  *			   attempts int[], strict boolean) RETURNS int
  *		Messages cannot be handled at all.
  */
-PG_FUNCTION_INFO_V1(outbox_fail);
-Datum
-outbox_fail(PG_FUNCTION_ARGS)
+static Datum
+fail(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_FAIL,.reason = OUTBOX_REASON_UNKNOWN};
 
 	outbox_begin_call("outbox.fail()");
+	settle.store = outbox_store(kind);
 	get_leases(fcinfo, 1, 4, &settle);
 	settle.error = outbox_arg_text_or_null(fcinfo, 2);
 	if (!PG_ARGISNULL(3))
@@ -214,13 +231,13 @@ outbox_fail(PG_FUNCTION_ARGS)
  *				attempts int[]) RETURNS int
  *		Leases are to last longer, counted from now.
  */
-PG_FUNCTION_INFO_V1(outbox_renew);
-Datum
-outbox_renew(PG_FUNCTION_ARGS)
+static Datum
+renew(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_RENEW};
 
 	outbox_begin_call("outbox.renew()");
+	settle.store = outbox_store(kind);
 	get_leases(fcinfo, 1, 3, &settle);
 	settle.lease_seconds = outbox_arg_int(fcinfo, 2, "lease_seconds",
 										  outbox_lease_seconds, 1,
@@ -232,15 +249,16 @@ outbox_renew(PG_FUNCTION_ARGS)
  * outbox.release(owner_token uuid, ids bigint[]) RETURNS int
  *		Leases are given back; without ids, all of the owner's.
  */
-PG_FUNCTION_INFO_V1(outbox_release);
-Datum
-outbox_release(PG_FUNCTION_ARGS)
+static Datum
+release(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_RELEASE};
 
 	outbox_begin_call("outbox.release()");
+	settle.store = outbox_store(kind);
 	if (PG_ARGISNULL(1))
-		PG_RETURN_INT32(outbox_release_all(outbox_arg_uuid(fcinfo, 0,
+		PG_RETURN_INT32(outbox_release_all(settle.store,
+										   outbox_arg_uuid(fcinfo, 0,
 														   "owner_token")));
 	get_leases(fcinfo, 1, -1, &settle);
 	PG_RETURN_INT32(outbox_settle(&settle));
@@ -250,15 +268,45 @@ outbox_release(PG_FUNCTION_ARGS)
  * outbox.reap(batch_limit int) RETURNS int
  *		Return messages whose leases have ended, and fail expired ones.
  */
-PG_FUNCTION_INFO_V1(outbox_reap_messages);
-Datum
-outbox_reap_messages(PG_FUNCTION_ARGS)
+static Datum
+reap(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	outbox_begin_call("outbox.reap()");
-	PG_RETURN_INT32(outbox_reap(outbox_arg_int(fcinfo, 0, "batch_limit",
+	PG_RETURN_INT32(outbox_reap(outbox_store(kind),
+								outbox_arg_int(fcinfo, 0, "batch_limit",
 											   OUTBOX_MAX_BATCH, 1,
 											   PG_INT32_MAX)));
 }
+
+TWIN(outbox_claim_messages, claim_messages, OUTBOX_QUEUE)
+TWIN(outbox_ack, ack, OUTBOX_QUEUE)
+TWIN(outbox_nack, nack, OUTBOX_QUEUE)
+TWIN(outbox_fail, fail, OUTBOX_QUEUE)
+TWIN(outbox_renew, renew, OUTBOX_QUEUE)
+TWIN(outbox_release, release, OUTBOX_QUEUE)
+TWIN(outbox_reap_messages, reap, OUTBOX_QUEUE)
+
+TWIN(outbox_claim_inbox, claim_messages, OUTBOX_INBOX)
+TWIN(outbox_ack_inbox, ack, OUTBOX_INBOX)
+TWIN(outbox_nack_inbox, nack, OUTBOX_INBOX)
+TWIN(outbox_fail_inbox, fail, OUTBOX_INBOX)
+TWIN(outbox_renew_inbox, renew, OUTBOX_INBOX)
+TWIN(outbox_release_inbox, release, OUTBOX_INBOX)
+TWIN(outbox_reap_inbox, reap, OUTBOX_INBOX)
+
+TWIN(outbox_claim_timers, claim_messages, OUTBOX_TIMERS)
+TWIN(outbox_ack_timers, ack, OUTBOX_TIMERS)
+TWIN(outbox_nack_timers, nack, OUTBOX_TIMERS)
+TWIN(outbox_fail_timers, fail, OUTBOX_TIMERS)
+TWIN(outbox_renew_timers, renew, OUTBOX_TIMERS)
+TWIN(outbox_reap_timers, reap, OUTBOX_TIMERS)
+
+TWIN(outbox_claim_job_runs, claim_messages, OUTBOX_RUNS)
+TWIN(outbox_ack_job_runs, ack, OUTBOX_RUNS)
+TWIN(outbox_nack_job_runs, nack, OUTBOX_RUNS)
+TWIN(outbox_fail_job_runs, fail, OUTBOX_RUNS)
+TWIN(outbox_renew_job_runs, renew, OUTBOX_RUNS)
+TWIN(outbox_reap_job_runs, reap, OUTBOX_RUNS)
 
 static int
 cmp_id(const void *a, const void *b)
@@ -323,7 +371,8 @@ outbox_leased_ids(PG_FUNCTION_ARGS)
 	OutboxTable queue;
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	outbox_table_open_to_read(&queue, outbox_catalog()->queue);
+	outbox_table_open_to_read(&queue, outbox_store(OUTBOX_QUEUE)->table);
+	queue.store = outbox_store(OUTBOX_QUEUE);
 	outbox_walk_leases(&queue, GetCurrentTimestamp(), OUTBOX_SCAN_LEASES,
 					   return_lease, fcinfo->resultinfo);
 	outbox_table_close(&queue);

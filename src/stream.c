@@ -67,7 +67,7 @@ void
 outbox_stream_scan_begin(OutboxStreamScan *scan, OutboxTable *queue)
 {
 	scan->queue = queue;
-	scan->index = index_open(outbox_catalog()->queue_stream, AccessShareLock);
+	scan->index = index_open(queue->store->stream, AccessShareLock);
 	InitDirtySnapshot(scan->snapshot);
 	scan->scan = outbox_index_beginscan(queue->rel, scan->index,
 										&scan->snapshot, 2);
@@ -170,6 +170,7 @@ leave_doubt(OutboxTable *queue, const pg_uuid_t *stream, TransactionId writer)
 	outbox_row_set(row, S_ID,
 				   Int64GetDatum(nextval_internal(catalog->sequence, false)));
 	outbox_row_set(row, S_WAITS_FOR, TransactionIdGetDatum(writer));
+	outbox_row_set(row, S_STORE, Int16GetDatum(queue->store->kind));
 	outbox_row_set(row, S_STREAM_ID, UUIDPGetDatum(stream));
 	outbox_table_insert(&doubts, row);
 	ExecDropSingleTupleTableSlot(row);
@@ -367,11 +368,11 @@ outbox_stream_set_add(OutboxStreamSet *set, const pg_uuid_t *stream)
 }
 
 /*
- * Read the doubts that can be settled now.  *any: there are doubts at all,
+ * Read a live table's doubts that can be settled now.  *any: there are doubts at all,
  * be they not committed yet.
  */
 static List *
-read_doubts(OutboxTable *doubts, bool *any)
+read_doubts(OutboxTable *doubts, OutboxStoreKind kind, bool *any)
 {
 	TupleTableSlot *slot = outbox_table_slot(doubts);
 	List	   *result = NIL;
@@ -385,6 +386,8 @@ read_doubts(OutboxTable *doubts, bool *any)
 	{
 		TransactionId writer;
 
+		if (DatumGetInt16(outbox_row_get(slot, S_STORE)) != kind)
+			continue;
 		writer = DatumGetTransactionId(outbox_row_get(slot, S_WAITS_FOR));
 		*any = true;
 		if (!TransactionIdIsValid(outbox_row_writer(&dirty)) &&
@@ -415,7 +418,7 @@ outbox_stream_settle_doubts(OutboxTable *queue, TimestampTz now)
 	if (!outbox_doubts_may_exist(RelationGetRelid(queue->rel), &seen))
 		return;
 	outbox_table_open(&doubts, outbox_catalog()->stream_doubts, S_NATTS);
-	tuples = read_doubts(&doubts, &any);
+	tuples = read_doubts(&doubts, queue->store->kind, &any);
 	if (!any)
 		outbox_doubts_none(RelationGetRelid(queue->rel), seen);
 

@@ -69,90 +69,9 @@ typedef struct OutboxTableInfo
 static HTAB *table_infos = NULL;
 static List *stale_contexts = NIL;
 
-static OutboxCatalog catalog;
-static bool catalog_valid = false;
-
-/* ---------------------------------------------------------------------- */
-/* The catalog                                                            */
-/* ---------------------------------------------------------------------- */
-
-static Oid
-find_relation(Oid namespace, const char *name)
-{
-	Oid			relid = get_relname_relid(name, namespace);
-
-	if (!OidIsValid(relid))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("relation \"%s.%s\" does not exist",
-						OUTBOX_SCHEMA, name),
-				 errhint("Create the extension anew, or run ALTER EXTENSION outbox UPDATE.")));
-	return relid;
-}
-
-static Oid
-relation_owner(Oid relid)
-{
-	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	Oid			owner;
-
-	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for relation %u", relid);
-	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
-	ReleaseSysCache(tuple);
-	return owner;
-}
-
-/* The relations of the extension in this database. */
-const OutboxCatalog *
-outbox_catalog(void)
-{
-	Oid			nsp;
-
-	if (likely(catalog_valid))
-		return &catalog;
-
-	nsp = get_namespace_oid(OUTBOX_SCHEMA, true);
-	if (!OidIsValid(nsp))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("extension \"outbox\" is not installed in this database"),
-				 errhint("Run CREATE EXTENSION outbox.")));
-	catalog.namespace = nsp;
-	catalog.sequence = find_relation(nsp, "message_id_seq");
-	catalog.queue = find_relation(nsp, "queue");
-	catalog.queue_pkey = find_relation(nsp, "queue_pkey");
-	catalog.queue_message_id = find_relation(nsp, "queue_message_id_key");
-	catalog.queue_ready = find_relation(nsp, "queue_ready_idx");
-	catalog.queue_stream = find_relation(nsp, "queue_stream_idx");
-	catalog.queue_expires = find_relation(nsp, "queue_expires_idx");
-	catalog.archive = find_relation(nsp, "archive");
-	catalog.dead = find_relation(nsp, "dead");
-	catalog.dead_pkey = find_relation(nsp, "dead_pkey");
-	catalog.dead_message_id = find_relation(nsp, "dead_message_id_key");
-	catalog.dedupe = find_relation(nsp, "dedupe");
-	catalog.dedupe_pkey = find_relation(nsp, "dedupe_pkey");
-	catalog.stream_doubts = find_relation(nsp, "stream_doubts");
-	catalog.stream_doubts_pkey = find_relation(nsp, "stream_doubts_pkey");
-	catalog.topics = find_relation(nsp, "topics");
-	catalog.joins = find_relation(nsp, "joins");
-	catalog.joins_pkey = find_relation(nsp, "joins_pkey");
-	catalog.join_members = find_relation(nsp, "join_members");
-	catalog.join_members_message = find_relation(nsp, "join_members_message_idx");
-	catalog.join_waits = find_relation(nsp, "join_waits");
-	catalog.join_waits_pkey = find_relation(nsp, "join_waits_pkey");
-	catalog.join_doubts = find_relation(nsp, "join_doubts");
-	catalog.handlers = find_relation(nsp, "handlers");
-	catalog.message = find_relation(nsp, "message");
-	catalog.owner = relation_owner(catalog.queue);
-	catalog_valid = true;
-	return &catalog;
-}
-
 static void
 forget_table(Datum arg, Oid relid)
 {
-	catalog_valid = false;
 	if (table_infos == NULL)
 		return;
 	if (OidIsValid(relid))
@@ -390,6 +309,7 @@ outbox_table_open(OutboxTable *table, Oid relid, int natts)
 	OutboxTableInfo *info = get_info(rel, natts);
 
 	table->rel = rel;
+	table->store = NULL;
 	table->natts = natts;
 	table->nkeys = 1;
 	table->info = info;
@@ -404,6 +324,14 @@ outbox_table_open(OutboxTable *table, Oid relid, int natts)
 			table->indexes[i] = index_open(info->index_oids[i],
 										   RowExclusiveLock);
 	}
+}
+
+/* Open a live table for writing. */
+void
+outbox_store_open(OutboxTable *table, const OutboxStore *store)
+{
+	outbox_table_open(table, store->table, Q_NATTS);
+	table->store = store;
 }
 
 /* Is this table as we made it? */

@@ -87,6 +87,27 @@ enum
 	D_NATTS = D_MESSAGE_ID
 };
 
+/* outbox.message_deduplication */
+enum
+{
+	R_MESSAGE_ID = 1,
+	R_FIRST_SEEN_AT,
+	R_NATTS = R_FIRST_SEEN_AT
+};
+
+/* outbox.instances */
+enum
+{
+	I_ID = 1,
+	I_SERVICE_NAME,
+	I_HOST_NAME,
+	I_PROCESS_ID,
+	I_METADATA,
+	I_STARTED_AT,
+	I_LAST_HEARTBEAT_AT,
+	I_NATTS = I_LAST_HEARTBEAT_AT
+};
+
 /* outbox.joins */
 enum
 {
@@ -148,9 +169,35 @@ enum
 {
 	S_ID = 1,
 	S_WAITS_FOR,
+	S_STORE,
 	S_STREAM_ID,
 	S_NATTS = S_STREAM_ID
 };
+
+/* The live tables, all alike, and served by the same code. */
+typedef enum OutboxStoreKind
+{
+	OUTBOX_QUEUE,				/* messages to be delivered */
+	OUTBOX_INBOX,				/* messages received */
+	OUTBOX_TIMERS,
+	OUTBOX_RUNS					/* of jobs */
+} OutboxStoreKind;
+
+#define OUTBOX_NSTORES 4
+
+/* A live table, and where its rows go in the end. */
+typedef struct OutboxStore
+{
+	OutboxStoreKind kind;
+	Oid			table;
+	Oid			pkey;
+	Oid			message_id;		/* index */
+	Oid			ready;			/* index */
+	Oid			stream;			/* index */
+	Oid			expires;		/* index */
+	Oid			done;			/* for the queue, partitioned */
+	Oid			dead;
+} OutboxStore;
 
 /* The relations of the extension, looked up once per backend. */
 typedef struct OutboxCatalog
@@ -158,14 +205,7 @@ typedef struct OutboxCatalog
 	Oid			namespace;
 	Oid			owner;
 	Oid			sequence;
-	Oid			queue;
-	Oid			queue_pkey;
-	Oid			queue_message_id;
-	Oid			queue_ready;
-	Oid			queue_stream;
-	Oid			queue_expires;
-	Oid			archive;
-	Oid			dead;
+	OutboxStore stores[OUTBOX_NSTORES];
 	Oid			dead_pkey;
 	Oid			dead_message_id;
 	Oid			dedupe;
@@ -181,6 +221,10 @@ typedef struct OutboxCatalog
 	Oid			join_waits_pkey;
 	Oid			join_doubts;
 	Oid			handlers;
+	Oid			received;
+	Oid			received_pkey;
+	Oid			instances;
+	Oid			instances_pkey;
 	Oid			message;
 } OutboxCatalog;
 
@@ -191,6 +235,7 @@ typedef struct OutboxCatalog
 typedef struct OutboxTable
 {
 	Relation	rel;
+	const OutboxStore *store;	/* if it is a live table */
 	int			natts;			/* how many columns are ours */
 	int			nkeys;			/* how many of the first make the key */
 	struct OutboxTableInfo *info;
@@ -218,10 +263,13 @@ typedef struct OutboxProbe
 extern void outbox_table_init(void);
 extern void outbox_table_xact_end(void);
 
+extern void outbox_catalog_init(void);
 extern const OutboxCatalog *outbox_catalog(void);
 
 extern bool outbox_trigger_is_ours(const Trigger *trigger);
 extern bool outbox_table_is_direct(Oid relid, int natts);
+extern const OutboxStore *outbox_store(OutboxStoreKind kind);
+extern void outbox_store_open(OutboxTable *table, const OutboxStore *store);
 extern void outbox_table_open(OutboxTable *table, Oid relid, int natts);
 extern void outbox_table_open_to_read(OutboxTable *table, Oid relid);
 extern void outbox_table_close(OutboxTable *table);

@@ -129,8 +129,7 @@ outbox_queue_insert(PG_FUNCTION_ARGS)
 	{
 		OutboxTable queue;
 
-		outbox_table_open(&queue, RelationGetRelid(trigger->tg_relation),
-						  Q_NATTS);
+		outbox_store_open(&queue, outbox_store(OUTBOX_QUEUE));
 		(void) outbox_stream_turn_begin(&queue, message.stream_id, &turn);
 		outbox_stream_turn_keep(&queue, &turn);
 		outbox_table_close(&queue);

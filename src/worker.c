@@ -54,6 +54,7 @@
 
 #define REAP_BATCH 1000
 #define WAIT_BATCH 100
+#define DISPATCH_BATCH 1000
 
 static MemoryContext worker_context = NULL; /* of one round */
 static OutboxWorkerOrder order;
@@ -113,7 +114,9 @@ reap(void)
 	int			n;
 
 	begin("outbox: reap");
-	n = outbox_reap(REAP_BATCH);
+	n = 0;
+	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
+		n += outbox_reap(outbox_store(kind), REAP_BATCH);
 	commit();
 	return n;
 }
@@ -185,6 +188,8 @@ own_round(void)
 	int64		n = run_sql("SELECT outbox.process_join_waits("
 							CppAsString2(WAIT_BATCH) ")::bigint");
 
+	if (outbox_dispatch_timers)
+		n += run_sql("SELECT outbox.dispatch_due(" CppAsString2(DISPATCH_BATCH) ")::bigint");
 	n += reap();
 	look_after_handlers();
 	upkeep();
@@ -213,8 +218,19 @@ own_due(void)
 	/* a wait that was put back for a moment */
 	begin("outbox: waits");
 	topic_hash = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
-	if (!outbox_lanes_next_due(outbox_catalog()->queue, &filter, now, &wait_due))
+	if (!outbox_lanes_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, now, &wait_due))
 		wait_due = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
+	for (OutboxStoreKind kind = OUTBOX_TIMERS; kind <= OUTBOX_RUNS; kind++)
+	{
+		OutboxLaneFilter all = {NULL};
+		TimestampTz due;
+
+		if (!outbox_dispatch_timers)
+			break;
+		if (!outbox_lanes_next_due(outbox_store(kind)->table, &all, now, &due))
+			due = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
+		wait_due = Min(wait_due, due);
+	}
 	commit();
 	return Min(Min(next_upkeep, wait_due), TimestampTzPlusMilliseconds(now, ms));
 }
@@ -306,7 +322,7 @@ handlers_due(List *handlers)
 		/* who resumes a topic calls us */
 		if (outbox_policy_lane_is_paused(handler->lane))
 			due = DT_NOEND;
-		else if (!outbox_lanes_next_due(outbox_catalog()->queue, &filter, now, &due))
+		else if (!outbox_lanes_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, now, &due))
 			due = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
 		result = Min(result, due);
 	}

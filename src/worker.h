@@ -18,5 +18,6 @@ extern void outbox_launcher_register(void);
 
 extern PGDLLEXPORT void outbox_launcher_main(Datum arg);
 extern PGDLLEXPORT void outbox_worker_main(Datum arg);
+extern PGDLLEXPORT void outbox_errand_main(Datum arg);
 
 #endif							/* OUTBOX_WORKER_H */

@@ -141,6 +141,45 @@ $$;
 COMMENT ON FUNCTION outbox._purge_joins(interval, integer) IS
     'Deletes joins that ended long ago.';
 
+-- _purge_stores(batch_limit)
+--     Deletes what the other live tables have finished, and the memory of what
+--     was received, that is kept no longer. What is not done is not forgotten.
+CREATE FUNCTION outbox._purge_stores(batch_limit integer)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    done interval := current_setting('outbox.retention')::interval;
+    dead interval := current_setting('outbox.dead_retention')::interval;
+    seen interval := current_setting('outbox.deduplication_retention')::interval;
+    finished record;
+BEGIN
+    FOR finished IN
+        SELECT format('%s_%s', store, ending) AS tab, CASE ending WHEN 'done' THEN done ELSE dead END AS keep
+          FROM unnest(ARRAY['inbox', 'timer', 'run']) store, unnest(ARRAY['done', 'dead']) ending
+    LOOP
+        CONTINUE WHEN finished.keep < '0';
+        EXECUTE format(
+            'DELETE FROM outbox.%1$I WHERE ctid = ANY (ARRAY(
+                 SELECT ctid FROM outbox.%1$I WHERE processed_at < $1 ORDER BY processed_at LIMIT $2))',
+            finished.tab)
+        USING clock_timestamp() - finished.keep, batch_limit;
+    END LOOP;
+    DELETE FROM outbox.message_deduplication d
+     WHERE seen >= '0' AND d.message_id IN (
+               SELECT o.message_id FROM outbox.message_deduplication o
+                WHERE o.first_seen_at < clock_timestamp() - seen
+                  AND NOT EXISTS (SELECT FROM outbox.inbox_queue q WHERE q.message_id = o.message_id)
+                ORDER BY o.first_seen_at
+                LIMIT batch_limit
+                  FOR UPDATE SKIP LOCKED);
+END
+$$;
+
+COMMENT ON FUNCTION outbox._purge_stores(integer) IS
+    'Deletes what the inbox, timers and jobs keep no longer.';
+
 -- cleanup(retention, dead_retention, batch_limit, join_retention)
 --     Removes what is kept no longer, and makes the archive's partitions of
 --     today and tomorrow. Messages that are done go a day at a time, by
@@ -234,6 +273,7 @@ BEGIN
     END LOOP;
 
     PERFORM outbox._sweep_dedupe(least(rows_max, 1000));
+    PERFORM outbox._purge_stores(rows_max);
     seconds := extract(epoch FROM coalesce(
                    cleanup.join_retention,
                    current_setting('outbox.join_retention')::interval));
@@ -264,7 +304,12 @@ AS $$
 DECLARE
     done bigint;
 BEGIN
-    done := outbox.process_join_waits() + outbox.reap() + outbox.reconcile_joins();
+    done := outbox.process_join_waits() + outbox.reconcile_joins()
+            + outbox.reap() + outbox.reap_inbox()
+            + outbox.reap_expired_timers() + outbox.reap_expired_job_runs();
+    IF current_setting('outbox.dispatch_timers')::boolean THEN
+        done := done + outbox.dispatch_due();
+    END IF;
     done := done + outbox._run_handlers();
     RETURN done + outbox.cleanup();
 END
@@ -282,7 +327,7 @@ LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    name text := 'outbox:' || current_database() || ':maintenance';
+    name text := 'outbox maintenance:' || current_database();
 BEGIN
     PERFORM outbox._cron_unschedule(name);
     IF cron_schedule IS NOT NULL THEN

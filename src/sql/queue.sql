@@ -111,9 +111,10 @@ COMMENT ON COLUMN outbox.dedupe.message_id IS 'The message that has the key.';
 
 -- Streams that must be looked at again. Nearly always empty.
 CREATE TABLE outbox.stream_doubts (
-    id        bigint NOT NULL,
-    waits_for xid    NOT NULL,
-    stream_id uuid   NOT NULL,
+    id        bigint   NOT NULL,
+    waits_for xid      NOT NULL,
+    store     smallint NOT NULL,
+    stream_id uuid     NOT NULL,
     CONSTRAINT stream_doubts_pkey PRIMARY KEY (id)
 );
 
@@ -121,6 +122,7 @@ COMMENT ON TABLE outbox.stream_doubts IS
     'Streams to be arranged anew when a transaction has ended.';
 COMMENT ON COLUMN outbox.stream_doubts.id IS 'Number of the doubt.';
 COMMENT ON COLUMN outbox.stream_doubts.waits_for IS 'The transaction that was in the way.';
+COMMENT ON COLUMN outbox.stream_doubts.store IS 'Where its messages are: 0 the queue, 1 the inbox.';
 COMMENT ON COLUMN outbox.stream_doubts.stream_id IS 'The stream.';
 
 CREATE FUNCTION outbox._queue_insert()

@@ -4,7 +4,7 @@ REVOKE ALL ON SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC;
-REVOKE ALL ON TYPE outbox.message, outbox.enqueue_result FROM PUBLIC;
+REVOKE ALL ON TYPE outbox.message, outbox.enqueue_result, outbox.work_item FROM PUBLIC;
 
 -- grant_producer(role)
 --     Lets a role enqueue, and nothing else: it cannot read a message.
@@ -16,7 +16,8 @@ AS $$
 BEGIN
     PERFORM outbox._grant(role, ARRAY[
         'enqueue', 'try_enqueue', 'enqueue_many', 'enqueue_batch',
-        'start_join', 'attach_message_to_join', 'enqueue_step', 'enqueue_join_wait', 'cancel_join'], '{}');
+        'start_join', 'attach_message_to_join', 'enqueue_step', 'enqueue_join_wait', 'cancel_join',
+        'schedule_timer', 'cancel_timer'], '{}');
 END
 $$;
 
@@ -35,7 +36,14 @@ BEGIN
         'claim', 'ack', 'nack', 'abandon', 'fail', 'renew', 'release',
         'reap', 'reap_expired', 'status_name',
         'report_step_completed', 'report_step_failed', 'process_join_waits',
-        'register_handler', 'unregister_handler'], '{}');
+        'register_handler', 'unregister_handler',
+        'receive', 'claim_inbox', 'ack_inbox', 'nack_inbox', 'fail_inbox', 'renew_inbox', 'release_inbox', 'reap_inbox',
+        'process_work_batch', 'heartbeat', 'deregister_instance',
+        'claim_timers', 'ack_timers', 'abandon_timers', 'fail_timers', 'renew_timers', 'reap_expired_timers',
+        'claim_job_runs', 'ack_job_runs', 'abandon_job_runs', 'fail_job_runs', 'renew_job_runs', 'reap_expired_job_runs',
+        'dispatch_due',
+        'start_receptor', 'complete_receptor', 'fail_receptor',
+        'start_perspective', 'complete_perspective', 'fail_perspective'], '{}');
 END
 $$;
 
@@ -55,7 +63,7 @@ DECLARE
 BEGIN
     PERFORM outbox._grant(role, ARRAY['status_name', 'join_status_name', 'status', 'explain_message', '_partition_number', '_leased_ids'],
                           ARRAY['topic_stats', 'leases', 'topics', 'handlers',
-                                'join_progress', 'join_members', 'join_waits']);
+                                'join_progress', 'join_members', 'join_waits', 'instances', 'upcoming']);
     FOR harmless IN
         SELECT format('GRANT SELECT (%s) ON outbox.%I TO %s',
                       string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),
@@ -63,10 +71,12 @@ BEGIN
           FROM pg_class c
           JOIN pg_attribute a ON a.attrelid = c.oid
          WHERE c.relnamespace = 'outbox'::regnamespace
-           AND c.relname IN ('messages', 'dead_letters', 'stream_heads', 'joins')
+           AND c.relname IN ('messages', 'dead_letters', 'stream_heads', 'joins', 'inbox',
+                             'receptor_processing', 'perspective_checkpoints',
+                             'timers', 'jobs', 'job_runs')
            AND a.attnum > 0
            AND NOT a.attisdropped
-           AND a.attname NOT IN ('payload', 'headers', 'last_error', 'metadata')
+           AND a.attname NOT IN ('payload', 'headers', 'last_error', 'error', 'metadata', 'output')
          GROUP BY c.relname
     LOOP
         EXECUTE harmless;
