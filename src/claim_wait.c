@@ -4,6 +4,7 @@
  */
 #include "postgres.h"
 
+#include "utils/inval.h"
 #include "utils/timestamp.h"
 
 #include "claim.h"
@@ -29,6 +30,8 @@ look_and_sleep(const OutboxClaim *claim, const OutboxLaneFilter *filter,
 		if (n > 0 || GetCurrentTimestamp() >= deadline)
 			return n;
 		outbox_wait_sleep(relid, filter, registered, deadline);
+		/* we hold all locks already, so nothing else would do this */
+		AcceptInvalidationMessages();
 	}
 }
 

@@ -38,6 +38,16 @@ outbox_handler_init(void)
 	CacheRegisterRelcacheCallback(forget_handlers, (Datum) 0);
 }
 
+/*
+ * Read them anew.  Who is called after a change can be there before the
+ * invalidation is.
+ */
+void
+outbox_handler_forget(void)
+{
+	handlers_valid = false;
+}
+
 static OutboxHandler *
 read_handler(TupleTableSlot *slot)
 {
@@ -68,7 +78,7 @@ load_handlers(void)
 	MemoryContextReset(handlers_context);
 	handlers = NIL;
 	handlers_relid = outbox_catalog()->handlers;
-	rel = table_open(handlers_relid, AccessShareLock);
+	rel = outbox_relation_open(handlers_relid, AccessShareLock);
 	/* an invalidation that comes in from here on makes the next call reload */
 	handlers_valid = true;
 	snapshot = RegisterSnapshot(GetLatestSnapshot());

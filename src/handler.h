@@ -22,6 +22,7 @@ typedef struct OutboxHandler
 } OutboxHandler;
 
 extern void outbox_handler_init(void);
+extern void outbox_handler_forget(void);
 extern List *outbox_handlers(void);
 extern bool outbox_handler_serves(int64 lane, const text *topic);
 

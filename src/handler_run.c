@@ -29,6 +29,7 @@
 #include "pgstat.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/regproc.h"
@@ -53,6 +54,7 @@ typedef struct Task
 {
 	int64		id;
 	int			attempts;
+	bool		suspect;		/* an attempt has ended without a word */
 	Datum		message;
 } Task;
 
@@ -60,6 +62,7 @@ typedef struct Tasks
 {
 	MemoryContext context;
 	pg_uuid_t	owner;
+	int			lease_seconds;
 	List	   *list;
 } Tasks;
 
@@ -116,6 +119,9 @@ add_task(TupleTableSlot *message, bool taken_over, void *arg)
 
 	task->id = DatumGetInt64(outbox_row_get(message, Q_ID));
 	task->attempts = DatumGetInt32(outbox_row_get(message, Q_ATTEMPTS));
+	task->suspect = task->attempts -
+		DatumGetInt32(outbox_row_get(message, Q_WAIVED)) - 1 >
+		DatumGetInt32(outbox_row_get(message, Q_RETRY_COUNT));
 	task->message = outbox_message_datum(message);
 	tasks->list = lappend(tasks->list, task);
 	MemoryContextSwitchTo(old);
@@ -136,6 +142,7 @@ claim_tasks(const OutboxHandler *handler, Tasks *tasks)
 
 	tasks->owner = *DatumGetUUIDP(DirectFunctionCall1(gen_random_uuid, (Datum) 0));
 	claim.owner = tasks->owner;
+	tasks->lease_seconds = handler->lease_seconds;
 	tasks->list = NIL;
 	(void) outbox_claim(&claim, add_task, tasks);
 }
@@ -144,7 +151,7 @@ claim_tasks(const OutboxHandler *handler, Tasks *tasks)
 /* Settling                                                               */
 /* ---------------------------------------------------------------------- */
 
-static void
+static bool
 settle(const Tasks *tasks, const Task *task, OutboxSettlement what,
 	   const text *error, const TimestampTz *not_before)
 {
@@ -157,10 +164,11 @@ settle(const Tasks *tasks, const Task *task, OutboxSettlement what,
 		.leases = &lease,
 		.reason = OUTBOX_REASON_UNKNOWN,
 		.error = error,
+		.lease_seconds = tasks->lease_seconds,
 		.not_before = not_before
 	};
 
-	(void) outbox_settle(&how);
+	return outbox_settle(&how) > 0;
 }
 
 /* The function is gone, or may not be called any more: put all back. */
@@ -179,7 +187,7 @@ put_back(const OutboxHandler *handler, const Tasks *tasks)
 			 errhint("Create the function, grant EXECUTE on it to role \"%s\", or call outbox.unregister_handler.",
 					 handler->role)));
 	foreach(lc, tasks->list)
-		settle(tasks, lfirst(lc), OUTBOX_RELEASE, NULL, &at);
+		(void) settle(tasks, lfirst(lc), OUTBOX_RELEASE, NULL, &at);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -197,7 +205,8 @@ find_function(const OutboxHandler *handler, Oid roleid)
 	fcinfo->args[0].value = CStringGetTextDatum(handler->function);
 	fcinfo->args[0].isnull = false;
 	function = DatumGetObjectId(to_regprocedure(fcinfo));
-	if (fcinfo->isnull || !outbox_function_may_be_called(function, roleid))
+	if (fcinfo->isnull || !outbox_handler_role_allowed(roleid) ||
+		!outbox_function_may_be_called(function, roleid))
 		return InvalidOid;
 	return function;
 }
@@ -242,11 +251,14 @@ try_function(const OutboxHandler *handler, Oid function, Oid roleid,
 	ResourceOwner owner = CurrentResourceOwner;
 	Oid			save_userid;
 	int			save_sec_context;
+	int			save_nestlevel;
 	text	   *volatile error = NULL;
 
 	GetUserIdAndSecContext(&save_userid, &save_sec_context);
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);
+	/* what it sets is not to outlive it */
+	save_nestlevel = NewGUCNestLevel();
 	PG_TRY();
 	{
 		PushActiveSnapshot(GetTransactionSnapshot());
@@ -255,6 +267,7 @@ try_function(const OutboxHandler *handler, Oid function, Oid roleid,
 								   SECURITY_LOCAL_USERID_CHANGE |
 								   SECURITY_RESTRICTED_OPERATION);
 		call_function(function, task->message);
+		AtEOXact_GUC(false, save_nestlevel);
 		SetUserIdAndSecContext(save_userid, save_sec_context);
 		PopActiveSnapshot();
 		ReleaseCurrentSubTransaction();
@@ -272,8 +285,7 @@ try_function(const OutboxHandler *handler, Oid function, Oid roleid,
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
 		/* somebody wants us to stop: that is not the handler's failure */
-		if (edata->sqlerrcode == ERRCODE_QUERY_CANCELED ||
-			edata->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN)
+		if (edata->sqlerrcode == ERRCODE_QUERY_CANCELED)
 			ReThrowError(edata);
 		error = report_failure(handler, task, edata);
 		FreeErrorData(edata);
@@ -286,9 +298,18 @@ static void
 handle_task(const OutboxHandler *handler, Oid function, Oid roleid,
 			const Tasks *tasks, const Task *task)
 {
-	text	   *error = try_function(handler, function, roleid, task);
+	text	   *error;
 
-	settle(tasks, task, error == NULL ? OUTBOX_ACK : OUTBOX_NACK, error, NULL);
+	/*
+	 * From here on the row is locked, so nobody takes the message, however
+	 * long the function runs.  If somebody has done so already, or if it has
+	 * to wait because one before it in its stream has failed, it is not ours.
+	 */
+	if (!settle(tasks, task, OUTBOX_RENEW, NULL, NULL))
+		return;
+	error = try_function(handler, function, roleid, task);
+	(void) settle(tasks, task, error == NULL ? OUTBOX_ACK : OUTBOX_NACK, error,
+				  NULL);
 }
 
 /* Handle what was claimed, in the current transaction. */
@@ -347,35 +368,32 @@ commit(void)
 }
 
 /*
- * Handle some messages in a transaction of their own.  If it cannot commit,
- * what went wrong is the result, and nothing was done.
+ * Handle some messages in a transaction of their own.  False if it could not
+ * be committed: then nothing was done, and the error is told.
  */
-static text *
-try_transaction(const OutboxHandler *handler, const Tasks *tasks)
+static bool
+try_transaction(const OutboxHandler *handler, const Tasks *tasks,
+				ErrorData **error)
 {
-	text	   *volatile error = NULL;
+	volatile bool done = false;
 
 	PG_TRY();
 	{
 		begin();
 		handle_tasks(handler, GetUserId(), tasks);
 		commit();
+		done = true;
 	}
 	PG_CATCH();
 	{
-		ErrorData  *edata;
-
 		MemoryContextSwitchTo(tasks->context);
-		edata = CopyErrorData();
-		if (edata->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN)
-			PG_RE_THROW();
+		*error = CopyErrorData();
 		FlushErrorState();
 		AbortCurrentTransaction();
 		MemoryContextSwitchTo(tasks->context);
-		error = report_failure(handler, linitial(tasks->list), edata);
 	}
 	PG_END_TRY();
-	return error;
+	return done;
 }
 
 /* One by one, because together they could not be committed. */
@@ -387,18 +405,49 @@ handle_singly(const OutboxHandler *handler, const Tasks *tasks)
 	foreach(lc, tasks->list)
 	{
 		Tasks		one = *tasks;
-		text	   *error;
+		ErrorData  *edata;
 
+		CHECK_FOR_INTERRUPTS();
 		MemoryContextSwitchTo(tasks->context);
 		one.list = list_make1(lfirst(lc));
-		error = try_transaction(handler, &one);
-		if (error != NULL)
+		if (!try_transaction(handler, &one, &edata))
 		{
 			begin();
-			settle(&one, lfirst(lc), OUTBOX_NACK, error, NULL);
+			(void) settle(&one, lfirst(lc), OUTBOX_NACK,
+						  report_failure(handler, lfirst(lc), edata), NULL);
 			commit();
 		}
 	}
+}
+
+/*
+ * A message that may have taken its worker down is not to take others with
+ * it: it is handled alone.
+ */
+static void
+set_apart_suspects(Tasks *tasks)
+{
+	List	   *kept = NIL;
+	ListCell   *lc;
+
+	foreach(lc, tasks->list)
+	{
+		Task	   *task = lfirst(lc);
+		bool		alone = kept != NIL &&
+		(task->suspect || ((Task *) linitial(kept))->suspect);
+		MemoryContext old;
+
+		/* all that follows, to keep the order of streams */
+		if (alone || foreach_current_index(lc) > list_length(kept))
+		{
+			(void) settle(tasks, task, OUTBOX_RELEASE, NULL, NULL);
+			continue;
+		}
+		old = MemoryContextSwitchTo(tasks->context);
+		kept = lappend(kept, task);
+		MemoryContextSwitchTo(old);
+	}
+	tasks->list = kept;
 }
 
 /*
@@ -409,15 +458,17 @@ int
 outbox_handler_run(const OutboxHandler *handler)
 {
 	Tasks		tasks;
+	ErrorData  *edata;
 	int			n;
 
 	tasks.context = AllocSetContextCreate(TopMemoryContext, "outbox handler",
 										  ALLOCSET_DEFAULT_SIZES);
 	begin();
 	claim_tasks(handler, &tasks);
+	set_apart_suspects(&tasks);
 	commit();
 	n = list_length(tasks.list);
-	if (n > 0 && try_transaction(handler, &tasks) != NULL)
+	if (n == 1 || (n > 1 && !try_transaction(handler, &tasks, &edata)))
 		handle_singly(handler, &tasks);
 	MemoryContextDelete(tasks.context);
 	return n;

@@ -70,6 +70,13 @@ forget_policies(Datum arg, Oid relid)
 		policies_valid = false;
 }
 
+/* Read them anew, as in outbox_handler_forget. */
+void
+outbox_policy_forget(void)
+{
+	policies_valid = false;
+}
+
 /* From _PG_init. */
 void
 outbox_policy_init(void)
@@ -128,7 +135,7 @@ load_policies(void)
 						   HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 
 	policies_relid = outbox_catalog()->topics;
-	rel = table_open(policies_relid, AccessShareLock);
+	rel = outbox_relation_open(policies_relid, AccessShareLock);
 	/* an invalidation that comes in from here on makes the next call reload */
 	policies_valid = true;
 	snapshot = RegisterSnapshot(GetLatestSnapshot());

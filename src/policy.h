@@ -28,6 +28,7 @@ typedef struct OutboxPolicy
 #define OUTBOX_KEEP_NOT 0
 
 extern void outbox_policy_init(void);
+extern void outbox_policy_forget(void);
 extern void outbox_policy_get(const OutboxStore *store, const text *namespace,
 							  const text *topic, OutboxPolicy *policy);
 extern bool outbox_policy_lane_is_paused(int64 lane);

@@ -298,6 +298,19 @@ get_info(Relation rel, int natts)
 	return info;
 }
 
+/* Somebody may drop the extension while we wait for the lock. */
+Relation
+outbox_relation_open(Oid relid, LOCKMODE lockmode)
+{
+	Relation	rel = try_table_open(relid, lockmode);
+
+	if (rel == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("extension \"outbox\" was dropped meanwhile")));
+	return rel;
+}
+
 /*
  * Open a table for writing.  natts is how many columns it has if it is as we
  * made it.
@@ -305,7 +318,7 @@ get_info(Relation rel, int natts)
 void
 outbox_table_open(OutboxTable *table, Oid relid, int natts)
 {
-	Relation	rel = table_open(relid, RowExclusiveLock);
+	Relation	rel = outbox_relation_open(relid, RowExclusiveLock);
 	OutboxTableInfo *info = get_info(rel, natts);
 
 	table->rel = rel;
@@ -338,7 +351,7 @@ outbox_store_open(OutboxTable *table, const OutboxStore *store)
 bool
 outbox_table_is_direct(Oid relid, int natts)
 {
-	Relation	rel = table_open(relid, AccessShareLock);
+	Relation	rel = outbox_relation_open(relid, AccessShareLock);
 	bool		direct = get_info(rel, natts)->direct;
 
 	table_close(rel, AccessShareLock);
@@ -350,7 +363,7 @@ void
 outbox_table_open_to_read(OutboxTable *table, Oid relid)
 {
 	memset(table, 0, sizeof(OutboxTable));
-	table->rel = table_open(relid, AccessShareLock);
+	table->rel = outbox_relation_open(relid, AccessShareLock);
 }
 
 /* The locks stay until the end of the transaction, as they should. */

@@ -268,6 +268,7 @@ extern const OutboxCatalog *outbox_catalog(void);
 
 extern bool outbox_trigger_is_ours(const Trigger *trigger);
 extern bool outbox_table_is_direct(Oid relid, int natts);
+extern Relation outbox_relation_open(Oid relid, LOCKMODE lockmode);
 extern const OutboxStore *outbox_store(OutboxStoreKind kind);
 extern void outbox_store_open(OutboxTable *table, const OutboxStore *store);
 extern void outbox_table_open(OutboxTable *table, Oid relid, int natts);

@@ -159,7 +159,7 @@ look_after_handlers(void)
 		{
 			theirs->served = false;
 			if (!theirs->running)
-				theirs->dbid = InvalidOid;
+				theirs->dbid = theirs->roleid = InvalidOid;
 		}
 	}
 	if (state->launcher != NULL)
@@ -253,7 +253,8 @@ my_handlers(void)
 	{
 		const OutboxHandler *handler = lfirst(lc);
 
-		if (strcmp(handler->role, role) == 0)
+		if (strcmp(handler->role, role) == 0 &&
+			outbox_handler_role_allowed(GetUserId()))
 		{
 			MemoryContext old = MemoryContextSwitchTo(worker_context);
 
@@ -399,6 +400,25 @@ leave_until(TimestampTz due)
 		proc_exit(0);
 }
 
+/* Leave, if nobody wants this post served any more. */
+static void
+leave_if_unserved(void)
+{
+	bool		leave;
+
+	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
+	leave = !post->served;
+	if (leave)
+	{
+		post->due = DT_NOEND;
+		post->left_well = true;
+		post->latch = NULL;
+	}
+	LWLockRelease(&state->lock);
+	if (leave)
+		proc_exit(0);
+}
+
 /* Do others wait for a worker, and is it their turn? */
 static bool
 others_wait(void)
@@ -470,6 +490,9 @@ do_round(TimestampTz *due)
 	List	   *handlers;
 	int64		n;
 
+	/* what we were called for may be newer than what we have been told of */
+	outbox_handler_forget();
+	outbox_policy_forget();
 	if (!OidIsValid(order.roleid))
 	{
 		n = own_round();
@@ -498,6 +521,7 @@ work(void)
 		MemoryContextReset(worker_context);
 		CHECK_FOR_INTERRUPTS();
 		(void) was_called();
+		leave_if_unserved();
 		if (!extension_is_there())
 		{
 			leave_until(DT_NOEND);

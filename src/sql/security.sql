@@ -44,6 +44,8 @@ BEGIN
         'dispatch_due',
         'start_receptor', 'complete_receptor', 'fail_receptor',
         'start_perspective', 'complete_perspective', 'fail_perspective'], '{}');
+    -- to write a handler, or to keep messages in variables
+    EXECUTE format('GRANT USAGE ON TYPE outbox.message TO %s', role);
 END
 $$;
 

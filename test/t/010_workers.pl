@@ -1,0 +1,520 @@
+# Background workers: they do by themselves what there is to do, where it is,
+# they are in nobody's way, and nothing that happens to them is noticed but by
+# a moment's delay.
+
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::RealBin;
+use OutboxTest;
+use List::Util qw(max sum0);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $seed = seed();
+my $anna = owner(1);
+my $with_states = "log_line_prefix = '%m [%p] %e %q%a '";
+my $serial = 0;
+
+sub log_lines
+{
+	my ($node, $pattern) = @_;
+
+	return grep { /$pattern/ } split /\n/, slurp_file($node->logfile);
+}
+
+# A join with a wait, whose continuation has a payload of its own.
+sub begin_fan_in
+{
+	my ($dbh, $steps) = @_;
+	my $name = "fan $$ " . ++$serial;
+
+	$dbh->do(<<'Q', undef, $steps, $steps, $name);
+WITH j AS MATERIALIZED (SELECT outbox.start_join('g', ?) AS id),
+     s AS MATERIALIZED (SELECT outbox.enqueue_step(j.id, 'step', i::text) FROM j, generate_series(1, ?) i)
+SELECT outbox.enqueue_join_wait(j.id, false, 'cont', ?) FROM j, (SELECT count(*) FROM s) n
+Q
+	return $name;
+}
+
+# All its steps are done, one by one.
+sub end_fan_in
+{
+	my $dbh = shift;
+
+	while (my @got = map { $_->[0] } $dbh->selectall_array("SELECT id FROM outbox.claim(?, 600, topics => '{step}')", undef, $anna))
+	{
+		$dbh->do('SELECT outbox.ack(?, ARRAY[?::bigint])', undef, $anna, $_) for @got;
+	}
+	return;
+}
+
+sub continuations { return count_of($_[0], "outbox.messages WHERE topic = 'cont'") }
+
+# How often has what comes after a join come?
+sub continued
+{
+	my ($dbh, $name) = @_;
+
+	return value($dbh, "SELECT count(*) FROM outbox.messages WHERE topic = 'cont' AND payload = ?", $name);
+}
+
+# A join from its beginning to what follows: does a worker serve this database?
+sub is_served
+{
+	my ($dbh, $what) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my $name = begin_fan_in($dbh, 2);
+	end_fan_in($dbh);
+	return ok(poll(sub { continued($dbh, $name) == 1 }, 20), $what) || note($_) for join "\n", map { join ' ', map { $_ // '-' } @$_ } $dbh->selectall_array('SELECT * FROM outbox.status()');
+}
+
+sub workers_in
+{
+	my ($dbh, $db) = @_;
+
+	return map { $_->[0] } $dbh->selectall_array(
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'outbox worker' AND (datname = ? OR ?::text IS NULL)", undef, $db, $db);
+}
+
+# How long a statement takes.
+sub seconds
+{
+	my ($dbh, $statement) = @_;
+	my $start = time;
+
+	eval { $dbh->do($statement); 1 } or do { diag($@); return 999 };
+	return time - $start;
+}
+
+sub set
+{
+	my ($node, %settings) = @_;
+
+	$node->safe_psql('postgres', join "\n", map { "ALTER SYSTEM SET $_ = $settings{$_};" } sort keys %settings);
+	$node->reload;
+	return;
+}
+
+my $node = new_node('workers', conf => "$with_states\noutbox.backoff_base = '20ms'");
+my $dbh = connect_to($node);
+
+# --- a worker evaluates waits by itself
+{
+	my @took;
+
+	for my $round (1 .. 20)
+	{
+		my $name = begin_fan_in($dbh, 3);
+		end_fan_in($dbh);
+		my $start = time;
+		sleep 0.001 until continued($dbh, $name) || time > $start + 20;
+		push @took, time - $start;
+	}
+	cmp_ok(max(@took), '<', 1, 'a continuation comes within a second of the last ack');
+	@took = sort { $a <=> $b } @took;
+	diag(sprintf('from the last ack to the continuation: median %.1f ms, at most %.1f ms', 1000 * $took[10], 1000 * $took[-1]));
+	is(continuations($dbh), 20, 'each once');
+	is(count_of($dbh, "outbox.queue WHERE topic = 'join.wait'"), 0, 'no wait is left');
+	is(count_of($dbh, "outbox.messages WHERE topic = 'join.wait' AND status = 2"), 20, 'all are done');
+	my $row = $dbh->selectrow_hashref("SELECT * FROM outbox.status() WHERE component = 'workers'");
+	is($row->{ok}, 1, 'status() is content');
+	like($row->{detail}, qr/serves this database: yes; .*failing: 0/, 'and says so');
+}
+
+# --- messages and leases whose time is over
+{
+	$dbh->do("SELECT outbox.enqueue('expires', 'p', expires_at => clock_timestamp() + interval '1.2 s')");
+	$dbh->do("SELECT outbox.configure_topic('dies', max_attempts => 1)");
+	$dbh->do("SELECT outbox.enqueue('dies', 'p')");
+	my $dying = connect_to($node);
+	is(value($dying, "SELECT count(*) FROM outbox.claim(?, 1, topics => '{dies}')", $anna), 1, 'the last lease');
+	$dying->disconnect;
+	$dbh->do("SELECT outbox.enqueue('returns', 'p')");
+	is(value($dbh, "SELECT count(*) FROM outbox.claim(?, 1, topics => '{returns}')", $anna), 1, 'one that is not the last');
+	for (['expires', 6], ['dies', 5])
+	{
+		my ($topic, $reason) = @$_;
+
+		ok(poll(sub { value($dbh, 'SELECT status FROM outbox.messages WHERE topic = ?', $topic) == 3 }, 20), "$topic: dead, without anybody claiming");
+		is(value($dbh, 'SELECT failure_reason FROM outbox.messages WHERE topic = ?', $topic), $reason, "$topic: and why");
+	}
+	ok(poll(sub { value($dbh, "SELECT status FROM outbox.messages WHERE topic = 'returns'") == 0 }, 20), 'a lease that has ended is given back');
+}
+
+# --- an idle worker leaves; the database can be copied, renamed and dropped
+{
+	$dbh->do('CREATE DATABASE idle');
+	my $idle = connect_to($node, db => 'idle');
+	$idle->do('CREATE EXTENSION outbox');
+	is_served($idle, 'a database that was created later is discovered at once');
+	$idle->disconnect;
+	ok(poll(sub { !workers_in($dbh, 'idle') }, 10), 'the worker leaves it');
+	cmp_ok(seconds($dbh, 'CREATE DATABASE copied TEMPLATE idle'), '<', 2, 'it can be copied at once');
+	cmp_ok(seconds($dbh, 'ALTER DATABASE idle RENAME TO renamed'), '<', 2, 'and renamed');
+	for my $db (qw(copied renamed))
+	{
+		my $other = connect_to($node, db => $db);
+		is_served($other, "the $db database is served");
+		$other->disconnect;
+	}
+	ok(poll(sub { !workers_in($dbh, 'renamed') && !workers_in($dbh, 'copied') }, 10), 'the workers leave');
+	cmp_ok(seconds($dbh, "DROP DATABASE $_"), '<', 2, "the $_ database can be dropped at once") for qw(renamed copied);
+	# a lease is left behind, so a worker is still wanted there
+	$dbh->do('CREATE DATABASE doomed');
+	my $doomed = connect_to($node, db => 'doomed');
+	$doomed->do('CREATE EXTENSION outbox');
+	$doomed->do("SELECT outbox.enqueue('t', 'p', expires_at => clock_timestamp() + interval '3 s')");
+	$doomed->do('SELECT outbox.claim(?, 2)', undef, $anna);
+	$doomed->disconnect;
+	ok(poll(sub { !workers_in($dbh, 'doomed') }, 10), 'no worker waits for what is to come');
+	cmp_ok(seconds($dbh, 'DROP DATABASE doomed WITH (FORCE)'), '<', 5, 'one with things to come can be dropped');
+	is_served($dbh, 'all goes on');
+	ok(poll(sub { !workers_in($dbh, undef) }, 20), 'idle workers leave all databases');
+}
+
+# --- the list of databases
+{
+	my %other;
+
+	for my $db ('listed', 'unlisted', 'Mixed, Case')
+	{
+		$dbh->do("CREATE DATABASE \"$db\"");
+		$node->safe_psql($db, 'CREATE EXTENSION outbox');
+		$other{$db} = connect_to($node, db => "'$db'");
+	}
+	set($node, 'outbox.databases' => q{'listed, absent, "Mixed, Case"'});
+	ok(poll(sub { log_lines($node, qr/database "absent" of outbox.databases/) }, 10), 'a database of the list that is not there is told of');
+	is_served($other{$_}, "database $_ is served") for 'listed', 'Mixed, Case';
+	is(value($other{$_}, 'SELECT serves FROM outbox._workers()'), 1, "database $_ knows it") for 'listed', 'Mixed, Case';
+	is(value($other{unlisted}, 'SELECT serves FROM outbox._workers()'), 0, 'the other one is not served');
+	# the worker that was there leaves, whatever there is to do
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my $pid = client(sub {
+		my $busy = connect_to($node, db => 'unlisted');
+
+		until (-e "$dir/stop" || getppid() == 1) { begin_fan_in($busy, 1); end_fan_in($busy); sleep 0.02 }
+	});
+	ok(poll(sub { !workers_in($dbh, 'unlisted') }, 10), 'a worker leaves what is not on the list');
+	append_to_file("$dir/stop", '');
+	waitpid $pid, 0;
+	ok(poll(sub { !workers_in($dbh, 'unlisted') }, 10), 'no worker is there');
+	my $name = begin_fan_in($other{unlisted}, 1);
+	end_fan_in($other{unlisted});
+	is_served($other{listed}, 'the launcher has looked');
+	is(continued($other{unlisted}, $name), 0, 'and started no worker there');
+	is(scalar(log_lines($node, qr/database "absent" of outbox.databases/)), 1, 'one line in the log');
+	is(scalar(log_lines($node, qr/LOG: .*of outbox.databases cannot/)), 1, 'and none of others');
+	$dbh->do('CREATE DATABASE absent');
+	$node->safe_psql('absent', 'CREATE EXTENSION outbox');
+	$node->reload;
+	my $absent = connect_to($node, db => 'absent');
+	is_served($absent, 'once it is there, it is served after a reload');
+	$absent->disconnect;
+	is_state($dbh, "ALTER SYSTEM SET outbox.databases = 'a b, ,'", '22023', 'a list that is none');
+	$dbh->do('ALTER SYSTEM RESET outbox.databases');
+	$node->reload;
+	ok(poll(sub { continued($other{unlisted}, $name) == 1 }, 20), 'with * again, the other one is served');
+	$_->disconnect for values %other;
+}
+
+# --- more databases than workers
+for my $strategy (qw(round_robin drain_first))
+{
+	my @dbs = map { "many$_" } 1 .. 6;
+	my %many;
+
+	set($node, 'outbox.max_workers' => 2, 'outbox.selection_strategy' => $strategy);
+	for my $db (@dbs)
+	{
+		if ($strategy eq 'round_robin')
+		{
+			$dbh->do("CREATE DATABASE $db");
+			$node->safe_psql($db, 'CREATE EXTENSION outbox');
+		}
+		$many{$db} = connect_to($node, db => $db);
+		$many{$db}->do("TRUNCATE outbox.archive");
+	}
+	# more than one batch of a worker for each
+	for my $db (@dbs)
+	{
+		$many{$db}->do('BEGIN');
+		begin_fan_in($many{$db}, 1) for 1 .. 120;
+		$many{$db}->do('COMMIT');
+	}
+	$many{$_}->do('SELECT outbox.ack(?, array_agg(id)) FROM outbox.claim(?, 600, 1000, topics => ?)', undef, $anna, $anna, ['step']) for @dbs;
+	my $most = 0;
+	ok(poll(sub {
+			$most = max($most, scalar workers_in($dbh, undef));
+			sum0(map { continuations($many{$_}) >= 120 } @dbs) == 6 }, 40), "$strategy: six databases and two workers");
+	is_deeply([ map { continuations($many{$_}) } @dbs ], [ (120) x 6 ], "$strategy: each continuation once");
+	cmp_ok($most, '<=', 2, "$strategy: never more workers than allowed");
+	for my $db (@dbs)
+	{
+		$many{$db}->do('SELECT outbox.ack(?, array_agg(id)) FROM outbox.claim(?, 600, 1000)', undef, $anna, $anna);
+		$many{$db}->disconnect;
+	}
+}
+$node->safe_psql('postgres', "ALTER SYSTEM RESET outbox.max_workers; ALTER SYSTEM RESET outbox.selection_strategy;");
+$node->reload;
+
+# --- workers are terminated, cancelled
+{
+	my $pid_of = sub {
+		my $pid;
+
+		poll(sub { ($pid) = workers_in($dbh, 'postgres') }, 20);
+		return $pid;
+	};
+
+	for my $how (qw(pg_terminate_backend pg_cancel_backend))
+	{
+		my $name = begin_fan_in($dbh, 1);
+		my $pid = $pid_of->();
+		ok($pid, "$how: a worker is there");
+		$dbh->do("SELECT $how(?)", undef, $pid);
+		ok(poll(sub { !grep { $_ == $pid } workers_in($dbh, 'postgres') }, 10), "$how: it ends");
+		end_fan_in($dbh);
+		ok(poll(sub { continued($dbh, $name) == 1 }, 20), "$how: another one comes");
+	}
+	my $launcher = sub { value($dbh, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'outbox launcher'") };
+	my $first = $launcher->();
+	my $name = begin_fan_in($dbh, 1);
+	ok($pid_of->(), 'a worker is there');
+	$dbh->do('SELECT pg_terminate_backend(?)', undef, $first);
+	ok(poll(sub { ($launcher->() // $first) != $first }, 20), 'another launcher comes');
+	end_fan_in($dbh);
+	ok(poll(sub { continued($dbh, $name) == 1 }, 20), 'and all goes on');
+	is_served($dbh, 'and on');
+	ok(poll(sub { !workers_in($dbh, undef) }, 20), 'workers still leave');
+	is_served($dbh, 'and come again');
+}
+
+# --- the extension is dropped, created and updated under a busy worker
+{
+	$dbh->do('CREATE DATABASE busy');
+	$node->safe_psql('busy', 'CREATE EXTENSION outbox');
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my $pid = client(sub {
+		my $busy = connect_to($node, db => 'busy');
+
+		until (-e "$dir/stop" || getppid() == 1)
+		{
+			eval { begin_fan_in($busy, 2); end_fan_in($busy); 1 } or $busy->state !~ /^XX/ or print STDERR "busy: $@";
+		}
+	});
+	my $busy = connect_to($node, db => 'busy');
+	for my $round (1 .. 3)
+	{
+		ok(poll(sub { continuations($busy) >= 20 }, 20), "round $round: the worker is busy");
+		is_state($busy, 'ALTER EXTENSION outbox UPDATE', '', "round $round: ALTER EXTENSION UPDATE");
+		# those who have the tables in use may be in the way, in a deadlock
+		ok(poll(sub { sqlstate($busy, 'DROP EXTENSION outbox CASCADE') =~ /^(42704)?$/ }, 20), "round $round: DROP EXTENSION");
+		ok(poll(sub { sqlstate($busy, 'CREATE EXTENSION outbox') eq '' }, 20), "round $round: CREATE EXTENSION");
+	}
+	ok(poll(sub { continuations($busy) >= 20 }, 20), 'the worker has survived');
+	append_to_file("$dir/stop", '');
+	waitpid $pid, 0;
+	end_fan_in($busy);
+	is_served($busy, 'and goes on');
+	ok(poll(sub { !count_of($busy, "outbox.queue WHERE topic = 'join.wait'") }, 20), 'no wait is left');
+	$busy->do('DROP EXTENSION outbox CASCADE');
+	$busy->disconnect;
+	ok(poll(sub { !workers_in($dbh, 'busy') }, 10), 'without the extension, no worker stays');
+	cmp_ok(seconds($dbh, 'DROP DATABASE busy'), '<', 2, 'nor is in the way');
+}
+is_deeply([ log_lines($node, qr/ XX\d\d\d |PANIC|TRAP/) ], [], 'no internal errors');
+
+# --- a worker is killed in the middle of continuations
+{
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my $nkills = 3 * scale();
+	my @pids = map {
+		my $n = $_;
+		client(sub {
+			my $client;
+			my $i = 0;
+
+			until (-e "$dir/stop" || getppid() == 1)
+			{
+				$client //= eval { connect_to($node) };
+				if (!$client) { sleep 0.05; next }
+				eval {
+					$client->begin_work;
+					my $join = value($client, 'SELECT outbox.start_join(?, 3)', "load $n");
+					$client->do("SELECT outbox.enqueue_step(?, 'step', 'p') FROM generate_series(1, 3)", undef, $join);
+					$client->do("SELECT outbox.enqueue_join_wait(?, false, 'after', ?)", undef, $join, "$n." . ++$i) for 1 .. 2;
+					$client->commit;
+					my @got = map { $_->[0] } $client->selectall_array("SELECT id FROM outbox.claim(?, 5, 7, topics => '{step}')", undef, owner(10 + $n));
+					$client->do('SELECT outbox.ack(?, ?::bigint[])', undef, owner(10 + $n), \@got);
+					1;
+				} or undef $client;
+			}
+		});
+	} 1 .. 2;
+	my $after = "outbox.messages WHERE topic = 'after'";
+	for my $round (1 .. $nkills)
+	{
+		my $from = count_of($dbh, $after);
+		ok(poll(sub { count_of($dbh, $after) >= $from + 40 }, 30), "kill $round: continuations come");
+		my $pid;
+		# a worker in the middle of something
+		poll(sub { $pid = value($dbh, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'outbox worker' AND datname = 'postgres' AND state = 'active'") }, 20);
+		ok($pid, "kill $round: a worker is at it");
+		kill_backend($node, $pid);
+		$dbh = connect_to($node);
+	}
+	ok(poll(sub { count_of($dbh, $after) >= 40 * $nkills + 40 }, 30), 'they go on coming');
+	append_to_file("$dir/stop", '');
+	waitpid $_, 0 for @pids;
+	# what is leased to the dead comes back with the end of its lease
+	ok(poll(sub { end_fan_in($dbh); !count_of($dbh, "outbox.queue WHERE topic IN ('step', 'join.wait')") }, 30), 'all steps and waits are over');
+	is(count_of($dbh, "outbox.joins j WHERE grouping_key LIKE 'load%' AND (status <> 1 OR completed_steps <> 3 OR failed_steps <> 0)"), 0, 'the joins are exact');
+	is(count_of($dbh, "(SELECT payload FROM $after GROUP BY payload HAVING count(*) <> 1) doubled"), 0, 'no continuation came twice');
+	my $joins = count_of($dbh, "outbox.joins WHERE grouping_key LIKE 'load%'");
+	is(count_of($dbh, $after), 2 * $joins, "one continuation for each wait of $joins joins");
+	is(count_of($dbh, 'outbox.join_waits'), 0, 'nobody waits');
+}
+
+# --- shutdown, with workers at work
+{
+	$dbh->do(<<'Q');
+CREATE ROLE slow LOGIN;
+CREATE FUNCTION public.slow(m outbox.message) RETURNS void LANGUAGE plpgsql SECURITY INVOKER AS 'BEGIN PERFORM pg_sleep(600); END';
+GRANT USAGE ON SCHEMA outbox TO slow;
+SELECT outbox.grant_worker('slow');
+SET ROLE slow;
+SELECT outbox.register_handler('slow', 'public.slow(outbox.message)', lease_seconds => 600);
+RESET ROLE;
+Q
+	my $name = begin_fan_in($dbh, 1);
+	$dbh->do("SELECT outbox.enqueue('slow', 'p')");
+	ok(poll(sub { count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker' AND wait_event = 'PgSleep'") == 1 }, 20), 'a worker is in the middle of a handler');
+	$dbh->disconnect;
+	my $start = time;
+	$node->stop('fast');
+	cmp_ok(time - $start, '<', 5, 'the server stops at once');
+	$node->start;
+	$dbh = connect_to($node);
+	end_fan_in($dbh);
+	ok(poll(sub { continued($dbh, $name) == 1 }, 20), 'and goes on where it was');
+	check_indexes($node);
+	$dbh->disconnect;
+	$node->stop;
+}
+
+# --- the server has no room for a worker
+{
+	my $small = new_node('small', conf => "$with_states\nmax_worker_processes = 2\nmax_logical_replication_workers = 0");
+	my $status = sub { value($_[0], "SELECT ok::text || ' ' || coalesce(hint, '') FROM outbox.status() WHERE component = 'workers'") };
+	my $few = connect_to($small);
+
+	is_served($few, 'a server with room for one worker');
+	ok(poll(sub { !workers_in($few, undef) }, 10), 'it leaves');
+	# a parallel query takes the place
+	my $pid = client(sub {
+		my $parallel = connect_to($small, settings => ['SET force_parallel_mode = on']);
+		eval { $parallel->do('SELECT pg_sleep(600)') };
+	});
+	ok(poll(sub { count_of($few, "pg_stat_activity WHERE backend_type = 'parallel worker'") == 1 }, 20), 'no room is left');
+	my $name = begin_fan_in($few, 1);
+	end_fan_in($few);
+	ok(poll(sub { $status->($few) =~ /^false .*max_worker_processes/ }, 10), 'status() says so, and what to do');
+	begin_fan_in($few, 1), end_fan_in($few) for 1 .. 50;
+	is(scalar(log_lines($small, qr/outbox launcher: the server has no room for a worker/)), 1, 'one line in the log');
+	is(continuations($few), 1, 'nothing is done meanwhile');
+	is(value($few, 'SELECT outbox.process_join_waits(1000)'), 51, 'but by hand');
+	my $last = begin_fan_in($few, 1);
+	end_fan_in($few);
+	$few->do("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep' AND backend_type = 'client backend'");
+	waitpid $pid, 0;
+	ok(poll(sub { continued($few, $last) == 1 }, 30), 'with room again, a worker comes');
+	is_deeply([ $status->($few), continuations($few) ], [ 'true ', 53 ], 'and all is well');
+	is(scalar(log_lines($small, qr/no room/)), 1, 'still one line in the log');
+	$few->disconnect;
+	$small->stop;
+
+	# not even for the launcher
+	$small->append_conf('postgresql.conf', 'max_worker_processes = 0');
+	$small->start;
+	$few = connect_to($small);
+	like($status->($few), qr/^false .*max_worker_processes/, 'without a launcher: status() says so');
+	begin_fan_in($few, 1);
+	end_fan_in($few);
+	is(value($few, 'SELECT outbox.run_maintenance()') > 0, 1, 'without a launcher: by hand');
+	is(continuations($few), 54, 'without a launcher: it is done');
+	$few->disconnect;
+	$small->stop;
+}
+
+# --- a standby
+{
+	my $primary = new_node('primary', init => { allows_streaming => 1 }, conf => $with_states);
+	my $writer = connect_to($primary);
+	my $name = begin_fan_in($writer, 1);
+
+	is_served($writer, 'the primary');
+	$primary->backup('backup');
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+	$standby->init_from_backup($primary, 'backup', has_streaming => 1);
+	$standby->start;
+	my $late = begin_fan_in($writer, 1);
+	$primary->wait_for_catchup('standby');
+	my $reader = connect_to($standby);
+	is(count_of($reader, "pg_stat_activity WHERE backend_type LIKE 'outbox%'"), 0, 'a standby has no worker');
+	is(value($reader, "SELECT status FROM outbox.status() WHERE component = 'workers'"), 'no launcher', 'and says so');
+	is_state($reader, 'SELECT outbox.run_maintenance()', '25006', 'nor is it done by hand');
+	$writer->disconnect;
+	$primary->stop('immediate');
+	$standby->promote;
+	end_fan_in($reader);
+	ok(poll(sub { continued($reader, $name) == 1 && continued($reader, $late) == 1 }, 30), 'after the promotion, a worker comes');
+	is_served($reader, 'and goes on');
+	$reader->disconnect;
+	$standby->stop;
+}
+
+# --- without the library preloaded
+{
+	my $plain = new_node('plain', preload => 0, conf => $with_states);
+	my $hand = connect_to($plain);
+	my $name = begin_fan_in($hand, 2);
+
+	end_fan_in($hand);
+	$hand->do("SELECT outbox.configure_topic('dies', max_attempts => 1)");
+	$hand->do("SELECT outbox.enqueue('dies', 'p'), outbox.enqueue('expires', 'p', expires_at => clock_timestamp() + interval '1 s')");
+	is(value($hand, "SELECT count(*) FROM outbox.claim(?, 1, topics => '{dies}')", $anna), 1, 'by hand: a lease');
+	$hand->do(<<'Q');
+CREATE ROLE app LOGIN;
+CREATE TABLE public.handled (payload text, who text);
+GRANT INSERT ON public.handled TO app;
+CREATE FUNCTION public.handler(m outbox.message) RETURNS void LANGUAGE sql AS 'INSERT INTO public.handled VALUES (m.payload, current_user)';
+SELECT outbox.grant_worker('app');
+SET ROLE app;
+SELECT outbox.register_handler('handled', 'public.handler(outbox.message)');
+RESET ROLE;
+SELECT outbox.enqueue('handled', 'p');
+Q
+	my $late = value($hand, "SELECT outbox.start_join('late', 1)");
+	$hand->do("SELECT outbox.enqueue_join_wait(?, false, 'cont', 'late')", undef, $late);
+	my $message = value($hand, "SELECT outbox.enqueue('early', 'p')");
+	$hand->do("SELECT outbox.ack(?, array_agg(id)) FROM outbox.claim(?, topics => '{early}')", undef, $anna, $anna);
+	$hand->do('SELECT outbox.attach_message_to_join(?, ?)', undef, $late, $message);
+	ok(poll(sub {
+			$hand->do('SELECT outbox.run_maintenance()');
+			count_of($hand, "outbox.messages WHERE topic IN ('dies', 'expires') AND status = 3") == 2 }, 20), 'by hand: what is over');
+	ok(poll(sub { $hand->do('SELECT outbox.run_maintenance()'); continued($hand, 'late') }, 20), 'by hand: a member that had ended before');
+	is(continued($hand, $_), 1, "by hand: $_") for $name, 'late';
+	is_deeply([ $hand->selectall_array('SELECT * FROM public.handled') ], [ [ 'p', 'app' ] ], 'by hand: handlers');
+	is(value($hand, "SELECT status FROM outbox.messages WHERE topic = 'handled'"), 2, 'by hand: and their messages');
+	is(count_of($hand, "pg_stat_activity WHERE backend_type LIKE 'outbox%'"), 0, 'there is no worker');
+	$hand->disconnect;
+	is_deeply([ log_lines($plain, qr/ XX\d\d\d |PANIC|TRAP/) ], [], 'by hand: no internal errors');
+	$plain->stop;
+}
+
+is_deeply([ log_lines($node, qr/ XX\d\d\d |PANIC|TRAP/) ], [], 'no internal errors');
+done_testing();
