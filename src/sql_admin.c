@@ -80,6 +80,15 @@ outbox_topic_lane_sql(PG_FUNCTION_ARGS)
 									  PG_GETARG_TEXT_PP(1)));
 }
 
+/* outbox._writes(function text) RETURNS void */
+PG_FUNCTION_INFO_V1(outbox_writes);
+Datum
+outbox_writes(PG_FUNCTION_ARGS)
+{
+	outbox_begin_call(text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	PG_RETURN_VOID();
+}
+
 /* outbox._uuid7() RETURNS uuid */
 PG_FUNCTION_INFO_V1(outbox_uuid7_sql);
 Datum

@@ -149,6 +149,14 @@ AS 'MODULE_PATHNAME', 'outbox_wake_worker';
 COMMENT ON FUNCTION outbox._wake_worker() IS
     'Has the background worker look after this database when we have committed.';
 
+CREATE FUNCTION outbox._writes(function text)
+RETURNS void
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_writes';
+
+COMMENT ON FUNCTION outbox._writes(text) IS
+    'Refuses to go on where nothing may be written.';
+
 -- _require(what, value)
 --     Refuses a null.
 CREATE FUNCTION outbox._require(what text, value anyelement)

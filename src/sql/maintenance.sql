@@ -329,6 +329,7 @@ AS $$
 DECLARE
     name text := 'outbox maintenance:' || current_database();
 BEGIN
+    PERFORM outbox._writes('outbox.schedule_maintenance()');
     PERFORM outbox._cron_unschedule(name);
     IF cron_schedule IS NOT NULL THEN
         PERFORM outbox._cron_schedule(name, cron_schedule, 'SELECT outbox.run_maintenance()');

@@ -245,7 +245,11 @@ BEGIN
     RETURN NEXT;
 
     gate := 'not locked';
-    passed := EXISTS (SELECT FROM outbox.queue q WHERE q.id = explain_message.id FOR UPDATE SKIP LOCKED);
+    passed := true;
+    -- to find out takes a lock, which is not to be had everywhere
+    IF NOT current_setting('transaction_read_only')::boolean THEN
+        passed := EXISTS (SELECT FROM outbox.queue q WHERE q.id = explain_message.id FOR UPDATE SKIP LOCKED);
+    END IF;
     detail := CASE WHEN NOT passed THEN 'a transaction that has not ended is changing it' END;
     RETURN NEXT;
 

@@ -336,6 +336,7 @@ DECLARE
     pending uuid;
     counted integer := 0;
 BEGIN
+    PERFORM outbox._writes('outbox.reconcile_joins()');
     IF reconcile_joins.batch_limit < 1 THEN
         RAISE EXCEPTION 'batch_limit must be at least 1'
             USING ERRCODE = 'invalid_parameter_value';

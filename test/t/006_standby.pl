@@ -53,7 +53,7 @@ cmp_ok(count_of($replica, 'outbox.status()'), '>=', 5, 'status() answers');
 is(value($replica, "SELECT outbox.status_name(1::smallint)"), 'in progress', 'and so does status_name()');
 
 # --- writing: every function but those that only read
-my %reads = map { $_ => 1 } qw(status status_name);
+my %reads = map { $_ => 1 } qw(status status_name join_status_name explain_message);
 my @functions = map { $_->[0] } $dbh->selectall_array(<<'Q');
 SELECT p.proname || '(' || coalesce((SELECT string_agg(format('%s => %s::%s', a.name,
            CASE WHEN a.type = 'regrole'::regtype THEN '''pg_monitor'''
@@ -61,6 +61,10 @@ SELECT p.proname || '(' || coalesce((SELECT string_agg(format('%s => %s::%s', a.
                 WHEN a.type IN ('bigint[]'::regtype, 'text[]'::regtype) THEN '''{1}'''
                 WHEN a.type = 'uuid'::regtype THEN '''00000000-0000-4000-8000-000000000001'''
                 WHEN a.type = 'text'::regtype THEN '''x'''
+                WHEN a.type IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype) THEN '1'
+                WHEN a.type = 'boolean'::regtype THEN 'true'
+                WHEN a.type = 'timestamptz'::regtype THEN '''infinity'''
+                WHEN a.type = 'regprocedure'::regtype THEN '''pg_catalog.now()'''
                 ELSE 'NULL' END, format_type(a.type, NULL)), ', ')
            FROM unnest(p.proargnames, p.proargtypes::oid[]) WITH ORDINALITY a(name, type, i)
           WHERE i <= p.pronargs - p.pronargdefaults), '') || ')'
