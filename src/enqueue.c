@@ -11,6 +11,7 @@
 
 #include "access/htup_details.h"
 #include "access/xact.h"
+#include "commands/async.h"
 #include "commands/sequence.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
@@ -487,6 +488,17 @@ log_enqueued(const OutboxMessage *message)
 				   text_to_cstring(message->topic));
 }
 
+/*
+ * For drivers that would rather listen than wait in claim().  The server sends
+ * a notification once per transaction, however often it is asked to.
+ */
+static void
+notify(const OutboxStore *store, int nmessages)
+{
+	if (outbox_notify && store->kind == OUTBOX_QUEUE && nmessages > 0)
+		Async_Notify(OUTBOX_SCHEMA, "");
+}
+
 /* When is there something for a worker in this? */
 static void
 note_for_worker(const OutboxStore *store, const OutboxMessage *message,
@@ -549,6 +561,7 @@ outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 	if (enqueuer.context != NULL)
 		MemoryContextDelete(enqueuer.context);
 	outbox_table_close(&enqueuer.queue);
+	notify(store, nmessages);
 	for (int i = 0; i < nmessages; i++)
 	{
 		if (messages[i].enqueued)

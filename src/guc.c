@@ -33,6 +33,7 @@ bool		outbox_check_dedupe_tenant = true;
 char	   *outbox_join_wait_topic = NULL;
 int			outbox_join_retention = 30 * SECS_PER_DAY;
 int			outbox_deduplication_retention = -1;
+bool		outbox_notify = false;
 bool		outbox_dispatch_timers = true;
 bool		outbox_allow_superuser_handlers = false;
 char	   *outbox_databases = NULL;
@@ -107,6 +108,12 @@ define_claim_settings(void)
 							&outbox_poll_interval,
 							500, 1, OUTBOX_MAX_WAIT_MS,
 							PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomBoolVariable("outbox.notify",
+							 "Sends a NOTIFY on channel outbox when messages are enqueued.",
+							 "Once per transaction, which then cannot be prepared. Claims with wait_ms need it not.",
+							 &outbox_notify,
+							 false,
+							 PGC_USERSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_attempts",
 							"How often a message is handed out before it is given up.",
 							"Used when neither the call nor the topic's policy says.",

@@ -27,6 +27,7 @@ extern bool outbox_check_dedupe_tenant;
 extern char *outbox_join_wait_topic;
 extern int	outbox_join_retention;
 extern int	outbox_deduplication_retention;
+extern bool outbox_notify;
 extern bool outbox_dispatch_timers;
 extern bool outbox_allow_superuser_handlers;
 extern char *outbox_databases;
