@@ -8,7 +8,7 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.contr
 
 # These bring a server of their own: they install the packages they need, work
 # in a temporary directory, and leave nothing else behind.
-PRIVATE_TARGETS = demo check nightly bench
+PRIVATE_TARGETS = demo check nightly bench versions memory coverage
 # These need no server at all.
 PLAIN_TARGETS = help dist
 
@@ -33,6 +33,8 @@ else
 ## make demo           see it work, on a private server
 ## make check          pass all tests, on private servers
 ## make nightly        the long tests
+## make versions       all tests on PostgreSQL 17 and 18 (as root)
+## make memory         the regression tests under valgrind
 ## make bench          the benchmark, beside other queues
 ## make installcheck   the regression and isolation tests on your server
 ## make accept T=name  take over the output of a regression test as expected
@@ -77,9 +79,12 @@ $(DATA_built): outbox.control src/sql/MANIFEST $(SQL_PARTS)
 accept:
 	cp results/$(T).out expected/$(T).out
 
-indent indent-check lint coverage: all
+indent lint: all
 	@PG_CONFIG=$(PG_CONFIG) src/tools/$@
 
-.PHONY: accept indent indent-check lint coverage
+indent-check: all
+	@src/tools/indent --check
+
+.PHONY: accept indent indent-check lint
 
 endif

@@ -153,21 +153,32 @@ outbox_workers_call(Oid dbid)
 	LWLockRelease(&state->lock);
 }
 
-/* There will be something to do in this database at some time. */
+/*
+ * There will be something to do in this database at some time.  A worker that
+ * is there has made up its mind about when to be back: it is to think again.
+ */
 void
 outbox_workers_due(TimestampTz at)
 {
 	OutboxWorkersState *state = outbox_workers_state();
 	OutboxPost *post;
 
-	if (state == NULL || (TimestampTz) pg_atomic_read_u64(&state->sleeps_until) <= at)
+	if (state == NULL || pg_atomic_read_u32(&state->nserved) == 0)
 		return;
 	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
 	post = outbox_post_find(state, MyDatabaseId, InvalidOid);
-	if (post != NULL)
-		post->due = Min(post->due, at);
-	if (state->launcher != NULL)
-		SetLatch(state->launcher);
+	if (post != NULL && post->running)
+	{
+		if (!post->called && post->latch != NULL)
+			SetLatch(post->latch);
+		post->called = true;
+	}
+	else if (post != NULL && at < post->due)
+	{
+		post->due = at;
+		if (state->launcher != NULL)
+			SetLatch(state->launcher);
+	}
 	LWLockRelease(&state->lock);
 }
 
