@@ -48,7 +48,7 @@ check_signature(Oid function)
 
 	if (!HeapTupleIsValid(tuple))
 		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("function with OID %u does not exist", function)));
 	proc = (Form_pg_proc) GETSTRUCT(tuple);
 	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset &&

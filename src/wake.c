@@ -28,6 +28,7 @@
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
@@ -54,6 +55,7 @@ typedef struct Note
 /* What the end of this transaction may be of interest for. */
 static Note notes[MAX_NOTES];
 static int	nnotes = 0;
+static uint32 wait_topic;		/* hash of the topic that is the worker's */
 static bool note_all = false;
 static bool policies_changed = false;
 static bool note_worker = false;
@@ -87,6 +89,9 @@ outbox_wake_note(Oid relid, int64 lane)
 		if (notes[i].lane == lane && notes[i].relid == relid)
 			return;
 	}
+	/* at the end of the transaction nothing may fail, so not even be converted */
+	if (nnotes == 0)
+		wait_topic = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
 	if (nnotes < MAX_NOTES)
 		notes[nnotes++] = OUTBOX_MAKE(Note, relid, lane);
 	else
@@ -183,7 +188,8 @@ outbox_wake_now(void)
 	if (nnotes > 0 || note_all)
 		wake_waiters(&shared->wake);
 	for (int i = 0; i < nnotes && !concerns_worker; i++)
-		concerns_worker = outbox_workers_want(notes[i].lane);
+		concerns_worker = outbox_lane_topic(notes[i].lane) == wait_topic ||
+			outbox_workers_want(notes[i].lane);
 	if (concerns_worker)
 		outbox_workers_call(MyDatabaseId);
 	if (note_due != PG_INT64_MAX)

@@ -96,18 +96,15 @@ serves(const OutboxPost *post, int64 lane)
 	return false;
 }
 
-/* Is what becomes claimable in this lane for a worker of this database? */
+/* Is what becomes claimable in this lane for a handler in this database? */
 bool
 outbox_workers_want(int64 lane)
 {
 	OutboxWorkersState *state = outbox_workers_state();
 	bool		result = false;
 
-	if (state == NULL || state->launcher == NULL)
+	if (state == NULL || pg_atomic_read_u32(&state->nserved) == 0)
 		return false;
-	if (outbox_lane_topic(lane) ==
-		outbox_topic_hash(cstring_to_text(outbox_join_wait_topic)))
-		return true;
 	LWLockAcquire(&state->lock, LW_SHARED);
 	for (int i = 0; i < OUTBOX_MAX_POSTS && !result; i++)
 	{

@@ -21,7 +21,7 @@ my $steps = $ENV{OUTBOX_STEPS} // 1200;
 my $nsessions = 6;
 my @streams = map { "51515151-0000-4000-8000-00000000000$_" } 1 .. 3;
 
-my $node = new_node('property', preload => $ENV{OUTBOX_PRELOAD} // 1);
+my $node = new_node('property', workers => 0, preload => $ENV{OUTBOX_PRELOAD} // 1);
 my ($admin, @sessions, @prepared);
 my ($nprepared, $nchecks) = (0, 0);
 my %mode;

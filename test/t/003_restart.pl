@@ -8,7 +8,7 @@ use lib $FindBin::RealBin;
 use OutboxTest;
 use Test::More;
 
-my $node = new_node('restart');
+my $node = new_node('restart', workers => 0);
 my $lease = 4;
 my ($anna, $berta) = (owner(1), owner(2));
 my ($s1, $s2) = (owner(101), owner(102));

@@ -10,8 +10,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $lease = 3600;
-my $source = new_node('source', init => { extra => [ '--encoding=UTF8', '--locale=C' ] });
-my $target = new_node('target', bare => 1, init => { extra => [ '--encoding=UTF8', '--locale=C' ] });
+my $source = new_node('source', workers => 0, init => { extra => [ '--encoding=UTF8', '--locale=C' ] });
+my $target = new_node('target', workers => 0, bare => 1, init => { extra => [ '--encoding=UTF8', '--locale=C' ] });
 my $dir = PostgreSQL::Test::Utils::tempdir();
 my $dbh = connect_to($source);
 my ($anna, $berta) = (owner(1), owner(2));

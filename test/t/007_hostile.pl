@@ -12,7 +12,7 @@ use Time::HiRes qw(time);
 
 my $seed = seed();
 my $ncalls = $ENV{OUTBOX_CALLS} // 10_000 * scale();
-my $node = new_node('hostile', conf => "outbox.check_dedupe_tenant = on\nmax_locks_per_transaction = 256\nlog_statement = none", init => { extra => [ '--encoding=UTF8', '--locale=C' ] });
+my $node = new_node('hostile', workers => 0, conf => "outbox.check_dedupe_tenant = on\nmax_locks_per_transaction = 256\nlog_statement = none", init => { extra => [ '--encoding=UTF8', '--locale=C' ] });
 
 # What the contract allows.
 my %allowed = map { $_ => 1 } qw(22004 22023 42704 42710 23505 55000 0A000);
@@ -46,6 +46,13 @@ my %values = (
 		"jsonb_build_array(jsonb_build_object('topic', repeat('x', 256), 'payload', 'p'))",
 		"jsonb_build_array(jsonb_build_object('topic', 'h', 'payload', repeat('[', 6000) || repeat(']', 6000)))" ],
 	regrole => [ 'current_user', "'0'", "'4294967295'", "'pg_monitor'", "'\"odd \"\" role\"'" ],
+	name => [ "''", "'x'", "'template1'" ],
+	xid => [ "'0'", "'3'", "'4294967295'" ],
+	'uuid[]' => [ "'{}'", "'{NULL}'", "'{00000000-0000-0000-0000-000000000000}'" ],
+	regprocedure => [ "'0'", "'4294967295'", "'pg_catalog.now()'" ],
+	anyelement => [ 'NULL::text', '1' ],
+	'outbox.jobs' => [ "ROW('j', 't', '* * * * *', 'p', true, NULL, now(), now())::outbox.jobs" ],
+	'outbox.message' => [ 'ROW(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::outbox.message' ],
 	regclass => [ "'0'", "'4294967295'", "'outbox.queue'", "'outbox.dead'", "'pg_class'" ]);
 # a wait that is allowed would be waited for
 my %values_of = (wait_ms => [ 0, 1, -1, 2147483647, "'-2147483648'", 60001 ]);
@@ -54,6 +61,11 @@ my %sane = (
 	owner_token => "'00000000-0000-4000-8000-000000000001'", ids => 'held.ids', role => "'pg_monitor'",
 	namespace => "'default'", stream_id => "'00000000-0000-4000-8000-000000000002'", dedupe_key => "'key'",
 	partition_count => 100, keep => "'-2'", at => 'now()', what => "'it'", value => "'x'", condition => "'false'", tab => "'outbox.dead'",
+	join_id => "'00000000-0000-4000-8000-000000000077'", expected_steps => 2, fail_if_any_step_failed => 'true',
+	on_complete_topic => "'c'", on_complete_payload => "'p'", job_name => "'job'", cron_schedule => "'* * * * *'", enabled => 'false',
+	instance_id => "'00000000-0000-4000-8000-000000000003'", service_name => "'s'", host_name => "'h'", process_id => 1,
+	receptor_name => "'r'", perspective_name => "'p'", last_message_id => "'00000000-0000-4000-8000-000000000004'",
+	handler_name => "'h'", handler => "'public.handle(outbox.message)'", due_time => 'now()', timer_id => "'00000000-0000-4000-8000-000000000005'", id => 1,
 	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', partition => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'");
 # ---------------------------------------------------------------------------
 # Calls
@@ -73,7 +85,7 @@ sub open_database
 	$database = shift;
 	open_connection();
 	@functions = @{ $dbh->selectall_arrayref(<<'Q', { Slice => {} }) };
-SELECT p.oid::regprocedure AS signature, p.proname AS name,
+SELECT p.oid::regprocedure AS signature, p.proname AS name, p.pronargs - p.pronargdefaults AS required,
        array_agg(a.name ORDER BY a.i) AS names, array_agg(format_type(a.type, NULL) ORDER BY a.i) AS types
   FROM pg_proc p, unnest(p.proargnames, p.proargtypes::oid[]) WITH ORDINALITY a(name, type, i)
  WHERE p.pronamespace = 'outbox'::regnamespace AND p.prorettype <> 'trigger'::regtype
@@ -87,6 +99,9 @@ Q
 		$possible{$type} = [ 'NULL', grep { /held/ || sqlstate($dbh, "SELECT ($_)::$type") eq '' } @{ $values{$type} } ];
 	}
 	$dbh->do(<<'Q');
+CREATE FUNCTION public.handle(outbox.message) RETURNS void LANGUAGE sql AS '';
+INSERT INTO outbox.joins (join_id, expected_steps) VALUES ('00000000-0000-4000-8000-000000000077', 5);
+INSERT INTO outbox.jobs (job_name, topic, cron_schedule) VALUES ('job', 'h', '* * * * *');
 SELECT outbox.enqueue_many('base', array_fill('p'::text, ARRAY[20]));
 SELECT outbox.enqueue('base', 's' || i, stream_id => '00000000-0000-4000-8000-000000000002') FROM generate_series(1, 5) i;
 SELECT outbox.enqueue('base', 'k', dedupe_key => 'key');
@@ -111,7 +126,7 @@ sub call
 		my $value = $given{$name} // $sane{$name};
 
 		# most have defaults
-		next if !defined $given{$name} && (!defined $value || $name =~ /^(namespace|stream_id|dedupe_key|message_id)$/ && $function->{name} !~ /^_/);
+		next if !defined $given{$name} && (!defined $value || $i >= $function->{required} && $function->{name} !~ /^_/);
 		push @arguments, "$name => ($value)::$type";
 	}
 	$text = "SELECT count(*) FROM (SELECT array_agg(id) AS ids, array_agg(attempts) AS attempts FROM outbox.queue WHERE topic = 'held') held,"

@@ -11,7 +11,7 @@ use Test::More;
 use Time::HiRes qw(time);
 
 my $seed = seed();
-my $node = new_node('lifecycle', bare => 1, conf => 'max_wal_size = 4GB');
+my $node = new_node('lifecycle', workers => 0, bare => 1, conf => 'max_wal_size = 4GB');
 my ($anna, $berta) = (owner(1), owner(2));
 my $dbh = connect_to($node);
 

@@ -41,6 +41,7 @@ max_prepared_transactions = 20
 max_connections = 50
 shared_preload_libraries = '@{[ $preload ? 'outbox' : '' ]}'
 restart_after_crash = on
+@{[ $preload && !($options{workers} // 1) ? "outbox.databases = ''" : '' ]}
 @{[ $options{conf} // '' ]}
 C
 	$node->start;
