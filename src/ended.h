@@ -21,7 +21,7 @@ typedef struct OutboxEndedList
 	int			n;
 	int			max;
 	OutboxEnded *messages;		/* in the order in which they ended */
-	bool		must_not_wait;	/* for other transactions: it is a claim */
+	bool		must_not_wait;	/* for other transactions */
 } OutboxEndedList;
 
 extern void outbox_ended_add(OutboxEndedList *list,

@@ -39,6 +39,7 @@
 #include "join.h"
 #include "queue.h"
 #include "turn.h"
+#include "wake.h"
 
 /* A member that has got its outcome in this call. */
 typedef struct Step
@@ -68,7 +69,7 @@ typedef struct Counter
 /* Leave something to be counted later; the table is nearly always empty. */
 static void
 leave_doubt(TransactionId waits_for, const pg_uuid_t *join_id,
-			const pg_uuid_t *message_id, OutboxJoinStatus outcome)
+			const pg_uuid_t *message_id, OutboxStatus status)
 {
 	const OutboxCatalog *catalog = outbox_catalog();
 	OutboxTable doubts;
@@ -84,11 +85,12 @@ leave_doubt(TransactionId waits_for, const pg_uuid_t *join_id,
 	if (message_id != NULL)
 	{
 		outbox_row_set(row, JD_MESSAGE_ID, UUIDPGetDatum(message_id));
-		outbox_row_set(row, JD_STATUS, Int16GetDatum(outcome));
+		outbox_row_set(row, JD_STATUS, Int16GetDatum(status));
 	}
 	outbox_table_insert(&doubts, row);
 	ExecDropSingleTupleTableSlot(row);
 	outbox_table_close(&doubts);
+	outbox_wake_note_worker();
 }
 
 /* ---------------------------------------------------------------------- */
@@ -148,7 +150,7 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 			/* it is becoming a member; a changed one is seen as it was, too */
 			if (!outbox_row_is_update(slot) && !doubted)
 			{
-				leave_doubt(writer, NULL, &message->message_id, outcome);
+				leave_doubt(writer, NULL, &message->message_id, message->status);
 				doubted = true;
 			}
 			continue;
@@ -164,7 +166,7 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 				break;
 			case OUTBOX_ROW_LOCKED:
 				/* whoever it is reports the same message by hand */
-				leave_doubt(writer, NULL, &message->message_id, outcome);
+				leave_doubt(writer, NULL, &message->message_id, message->status);
 				break;
 			case OUTBOX_ROW_GONE:
 				return false;
@@ -306,7 +308,7 @@ change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
 									 !counter->ended->must_not_wait, &blocker);
 	}
 	if (result == OUTBOX_ROW_LOCKED)
-		leave_doubt(GetCurrentTransactionId(), join_id, NULL, 0);
+		leave_doubt(GetCurrentTransactionId(), join_id, NULL, OUTBOX_READY);
 	else if (result == OUTBOX_ROW_OK &&
 			 DatumGetInt16(outbox_row_get(row, J_STATUS)) != OUTBOX_JOIN_PENDING)
 	{
@@ -353,24 +355,37 @@ change_joins(Counter *counter)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Make a wait claimable now, if it has been put back.  One that somebody has
- * his hand on is just being evaluated, or ended: he will look at the join when
- * he gets it, or has no use for it.
+ * Make a wait claimable now, if it has been put back.  False if somebody has
+ * his hand on it: whatever he does, it has to be tried again when he is done.
  */
-static void
+static bool
 wake_wait(OutboxTable *queue, OutboxProbe *probe, TupleTableSlot *slot,
-		  TupleTableSlot *row, const pg_uuid_t *message_id)
+		  TupleTableSlot *row, const pg_uuid_t *message_id,
+		  TransactionId *blocker)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	TransactionId blocker;
 
-	if (!outbox_probe(probe, UUIDPGetDatum(message_id), slot, &blocker) ||
-		TransactionIdIsValid(blocker) ||
-		DatumGetInt16(outbox_row_get(slot, Q_STATUS)) != OUTBOX_READY ||
-		DatumGetTimestampTz(outbox_row_get(slot, Q_NEXT_ATTEMPT_AT)) <= now)
-		return;
-	outbox_queue_make_ready(row, slot, now, now);
-	(void) outbox_queue_update(queue, slot, row, false, &blocker);
+	while (outbox_probe(probe, UUIDPGetDatum(message_id), slot, blocker))
+	{
+		if (TransactionIdIsValid(*blocker))
+			return false;
+		if (DatumGetInt16(outbox_row_get(slot, Q_STATUS)) != OUTBOX_READY ||
+			DatumGetTimestampTz(outbox_row_get(slot, Q_NEXT_ATTEMPT_AT)) <= now)
+			return true;
+		outbox_queue_make_ready(row, slot, now, now);
+		switch (outbox_queue_update(queue, slot, row, false, blocker))
+		{
+			case OUTBOX_ROW_LOCKED:
+				return false;
+			case OUTBOX_ROW_GONE:
+				CHECK_FOR_INTERRUPTS();
+				break;
+			default:
+				return true;
+		}
+	}
+	/* it has ended, or whoever files it will look at the join himself */
+	return true;
 }
 
 /* A join is complete, or cancelled: have its waits evaluated. */
@@ -400,8 +415,12 @@ outbox_join_wake(const pg_uuid_t *join_id)
 	while (outbox_probe_next(&waits_probe, wait, &writer))
 	{
 		CHECK_FOR_INTERRUPTS();
-		wake_wait(&queue, &queue_probe, slot, row,
-				  DatumGetUUIDP(outbox_row_get(wait, JW_MESSAGE_ID)));
+		if (!wake_wait(&queue, &queue_probe, slot, row,
+					   DatumGetUUIDP(outbox_row_get(wait, JW_MESSAGE_ID)),
+					   &writer))
+			leave_doubt(TransactionIdIsValid(writer) ? writer :
+						GetCurrentTransactionId(),
+						join_id, NULL, OUTBOX_READY);
 	}
 
 	ExecDropSingleTupleTableSlot(row);

@@ -304,6 +304,7 @@ begin_settler(Settler *settler, OutboxSettle *settle)
 	outbox_probe_begin(&settler->probe, &settler->queue,
 					   settle->store->pkey);
 	outbox_history_begin(&settler->history, &settler->queue, settler->now);
+	settler->history.ended.must_not_wait = settle->must_not_wait;
 }
 
 static void

@@ -41,6 +41,7 @@ typedef struct OutboxSettle
 	int			nleases;
 	OutboxLeaseRef *leases;
 	bool		strict;			/* all, or an error */
+	bool		must_not_wait;	/* for joins that others have in their hands */
 	const text *error;			/* nack, fail */
 	int			reason;			/* nack, fail */
 	const Interval *delay;		/* nack: instead of the backoff */

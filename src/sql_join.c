@@ -131,6 +131,29 @@ outbox_put_back(PG_FUNCTION_ARGS)
 }
 
 /*
+ * outbox._ack_wait(owner_token uuid, id bigint) RETURNS void
+ *		A wait is over.  The caller has locked its join, so if the wait is
+ *		itself a step of another, that one is not waited for.
+ */
+PG_FUNCTION_INFO_V1(outbox_ack_wait);
+Datum
+outbox_ack_wait(PG_FUNCTION_ARGS)
+{
+	OutboxLeaseRef lease = {.id = PG_GETARG_INT64(1),.attempts = -1};
+	OutboxSettle settle = {
+		.store = outbox_store(OUTBOX_QUEUE),
+		.what = OUTBOX_ACK,
+		.owner = *PG_GETARG_UUID_P(0),
+		.nleases = 1,
+		.leases = &lease,
+		.must_not_wait = true
+	};
+
+	(void) outbox_settle(&settle);
+	PG_RETURN_VOID();
+}
+
+/*
  * outbox._message_end(message_id uuid, OUT status smallint, OUT writer xid)
  *		How a message has ended: 2, 3, or null if it has not, or is not known.
  *		writer is the transaction that is just changing it.

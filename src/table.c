@@ -537,6 +537,31 @@ row_result(TM_Result result, TupleTableSlot *old,
 }
 
 /*
+ * Somebody has his hand on this row.  If he has but locked it, take a lock of
+ * our own, if we can have it at once: he may be ourselves, or only want the
+ * row not to be deleted.
+ */
+static bool
+lock_beside(OutboxTable *table, TupleTableSlot *old)
+{
+	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) old;
+	ItemPointerData tid = old->tts_tid;
+	TupleTableSlot *locked;
+	TM_FailureData failure;
+	TM_Result	result;
+
+	if (!HEAP_XMAX_IS_LOCKED_ONLY(slot->base.tuple->t_data->t_infomask))
+		return false;
+	locked = outbox_table_slot(table);
+	result = table_tuple_lock(table->rel, &tid, SnapshotAny, locked,
+							  GetCurrentCommandId(true),
+							  LockTupleNoKeyExclusive, LockWaitSkip, 0,
+							  &failure);
+	ExecDropSingleTupleTableSlot(locked);
+	return result == TM_Ok;
+}
+
+/*
  * Replace the row read into "old" by "row", made with outbox_new_row_from.
  * Without "wait" a lock of somebody else is an answer, and *blocker tells
  * whose it is.
@@ -556,6 +581,11 @@ outbox_table_update(OutboxTable *table, TupleTableSlot *old,
 								GetCurrentCommandId(true), InvalidSnapshot,
 								InvalidSnapshot, wait, &failure, &lockmode,
 								&update_indexes);
+	if (result == TM_BeingModified && lock_beside(table, old))
+		result = table_tuple_update(table->rel, &old->tts_tid, row,
+									GetCurrentCommandId(true), InvalidSnapshot,
+									InvalidSnapshot, true, &failure, &lockmode,
+									&update_indexes);
 	if (result == TM_Ok && OUTBOX_UPDATE_NEEDS_INDEXES(update_indexes))
 		insert_index_entries(table, row, old);
 	return row_result(result, old, &failure, blocker);

@@ -24,8 +24,10 @@ typedef enum StatementKind
 	STMT_INSERT,
 	STMT_UPDATE,
 	STMT_DELETE,
-	STMT_LOCK,
-	STMT_LOCK_NOWAIT
+	STMT_LOCK,					/* to update it; keys do not change */
+	STMT_LOCK_NOWAIT,
+	STMT_LOCK_TO_DELETE,
+	STMT_LOCK_TO_DELETE_NOWAIT
 } StatementKind;
 
 typedef struct StatementKey
@@ -96,10 +98,14 @@ statement_text(OutboxTable *table, StatementKind kind)
 			break;
 		case STMT_LOCK:
 		case STMT_LOCK_NOWAIT:
+		case STMT_LOCK_TO_DELETE:
+		case STMT_LOCK_TO_DELETE_NOWAIT:
 			appendStringInfo(&sql, "SELECT ctid FROM %s", relation);
 			append_key(&sql, table);
-			appendStringInfo(&sql, " FOR UPDATE%s",
-							 kind == STMT_LOCK ? "" : " SKIP LOCKED");
+			appendStringInfo(&sql, " FOR %sUPDATE%s",
+							 kind >= STMT_LOCK_TO_DELETE ? "" : "NO KEY ",
+							 kind == STMT_LOCK || kind == STMT_LOCK_TO_DELETE ?
+							 "" : " SKIP LOCKED");
 			break;
 	}
 	return sql.data;
@@ -168,14 +174,14 @@ run_statement(OutboxTable *table, StatementKind kind, TupleTableSlot *row,
 
 /* Lock the row; only if it is still the version that was read. */
 static OutboxRowResult
-lock_row(OutboxTable *table, TupleTableSlot *old, bool wait,
-		 TransactionId *blocker)
+lock_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
+		 bool wait, TransactionId *blocker)
 {
 	ItemPointer tid;
 	bool		isnull;
 
-	if (run_statement(table, wait ? STMT_LOCK : STMT_LOCK_NOWAIT, old,
-					  table->nkeys) == 0)
+	/* the kind that does not wait comes next */
+	if (run_statement(table, wait ? kind : kind + 1, old, table->nkeys) == 0)
 	{
 		if (wait)
 			return OUTBOX_ROW_GONE;
@@ -218,7 +224,7 @@ outbox_sql_update(OutboxTable *table, TupleTableSlot *old,
 	OutboxRowResult result;
 
 	connect_spi();
-	result = lock_row(table, old, wait, blocker);
+	result = lock_row(table, STMT_LOCK, old, wait, blocker);
 	if (result == OUTBOX_ROW_OK &&
 		run_statement(table, STMT_UPDATE, row, table->natts) == 0)
 		result = OUTBOX_ROW_REFUSED;
@@ -233,7 +239,7 @@ outbox_sql_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
 	OutboxRowResult result;
 
 	connect_spi();
-	result = lock_row(table, old, wait, blocker);
+	result = lock_row(table, STMT_LOCK_TO_DELETE, old, wait, blocker);
 	if (result == OUTBOX_ROW_OK &&
 		run_statement(table, STMT_DELETE, old, table->nkeys) == 0)
 		result = OUTBOX_ROW_REFUSED;

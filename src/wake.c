@@ -89,7 +89,11 @@ outbox_wake_note(Oid relid, int64 lane)
 		if (notes[i].lane == lane && notes[i].relid == relid)
 			return;
 	}
-	/* at the end of the transaction nothing may fail, so not even be converted */
+
+	/*
+	 * at the end of the transaction nothing may fail, so not even be
+	 * converted
+	 */
 	if (nnotes == 0)
 		wait_topic = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
 	if (nnotes < MAX_NOTES)

@@ -157,6 +157,29 @@ AS 'MODULE_PATHNAME', 'outbox_writes';
 COMMENT ON FUNCTION outbox._writes(text) IS
     'Refuses to go on where nothing may be written.';
 
+-- _join_goes()
+--     A join is deleted: have its waits evaluated, which ends them.
+CREATE FUNCTION outbox._join_goes()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._wake_waits(OLD.join_id);
+    RETURN OLD;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._join_goes() IS
+    'Has the waits of a join that is deleted evaluated.';
+
+CREATE TRIGGER outbox_join_goes
+    BEFORE DELETE ON outbox.joins
+    FOR EACH ROW EXECUTE FUNCTION outbox._join_goes();
+
+COMMENT ON TRIGGER outbox_join_goes ON outbox.joins IS
+    'Has the waits of a join that is deleted evaluated.';
+
 -- _require(what, value)
 --     Refuses a null.
 CREATE FUNCTION outbox._require(what text, value anyelement)
@@ -187,6 +210,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     new_id uuid := outbox._uuid7();
+    since  timestamptz := clock_timestamp();
 BEGIN
     PERFORM outbox._require('expected_steps', start_join.expected_steps);
     IF start_join.expected_steps <= 0 THEN
@@ -197,9 +221,9 @@ BEGIN
         RAISE EXCEPTION 'grouping_key must not be longer than 255 characters'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    INSERT INTO outbox.joins (join_id, grouping_key, expected_steps, metadata)
+    INSERT INTO outbox.joins (join_id, grouping_key, expected_steps, metadata, created_at, last_updated_at)
     VALUES (new_id, nullif(start_join.grouping_key, ''),
-            start_join.expected_steps, start_join.metadata);
+            start_join.expected_steps, start_join.metadata, since, since);
     PERFORM outbox._log(format('outbox join: %s started, %s steps', new_id, start_join.expected_steps));
     RETURN new_id;
 END

@@ -213,6 +213,8 @@ DECLARE
     at      timestamptz := clock_timestamp();
 BEGIN
     PERFORM outbox._require('id', explain_message.id);
+    -- the library knows the settings that are asked for below
+    PERFORM outbox._library();
     SELECT * INTO message FROM outbox.queue q WHERE q.id = explain_message.id;
     gate := 'unfinished';
     passed := message.id IS NOT NULL;

@@ -21,6 +21,14 @@ AS 'MODULE_PATHNAME', 'outbox_put_back';
 COMMENT ON FUNCTION outbox._put_back(uuid, bigint, timestamptz) IS
     'Gives a lease back until some time; the attempt does not count.';
 
+CREATE FUNCTION outbox._ack_wait(owner_token uuid, id bigint)
+RETURNS void
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_ack_wait';
+
+COMMENT ON FUNCTION outbox._ack_wait(uuid, bigint) IS
+    'Finishes a wait without waiting for joins of which it is a step.';
+
 -- enqueue_join_wait(join_id, fail_if_any_step_failed, on_complete_topic, ...)
 --     When the join has ended, a message follows: the continuation. Returns
 --     the message_id of the wait.
@@ -147,8 +155,8 @@ COMMENT ON FUNCTION outbox._recount(uuid) IS
     'Counts what has not been counted yet of a join.';
 
 -- _settle_join_doubts(batch_limit)
---     Counts what could not be counted at the time. Returns how many doubts
---     are left that nobody can settle yet.
+--     Counts what could not be counted at the time, and wakes waits that could
+--     not be woken. Returns how many steps were counted.
 CREATE FUNCTION outbox._settle_join_doubts(batch_limit integer)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE
@@ -158,6 +166,8 @@ DECLARE
     doubt   outbox.join_doubts;
     member  record;
     outcome smallint;
+    added   integer;
+    counted integer := 0;
     settled boolean;
 BEGIN
     IF pg_relation_size('outbox.join_doubts') = 0 THEN
@@ -172,7 +182,12 @@ BEGIN
     LOOP
         settled := true;
         IF doubt.join_id IS NOT NULL THEN
-            settled := outbox._recount(doubt.join_id) IS NOT NULL;
+            added := outbox._recount(doubt.join_id);
+            settled := added IS NOT NULL;
+            counted := counted + coalesce(added, 0);
+            PERFORM outbox._wake_waits(j.join_id)
+               FROM outbox.joins j
+              WHERE j.join_id = doubt.join_id AND j.status <> 0 AND settled;
         ELSE
             outcome := coalesce(doubt.status, (outbox._message_end(doubt.message_id)).status);
             FOR member IN
@@ -182,25 +197,28 @@ BEGIN
                  ORDER BY m.join_id
             LOOP
                 EXIT WHEN outcome IS NULL;
-                settled := settled AND outbox._count_late(member.join_id, doubt.message_id, outcome);
+                added := outbox._count_late(member.join_id, doubt.message_id, outcome);
+                settled := settled AND added IS NOT NULL;
+                counted := counted + coalesce(added, 0);
             END LOOP;
         END IF;
         IF settled THEN
             DELETE FROM outbox.join_doubts d WHERE d.id = doubt.id;
         END IF;
     END LOOP;
-    RETURN (SELECT count(*) FROM outbox.join_doubts);
+    RETURN counted;
 END
 $$;
 
 COMMENT ON FUNCTION outbox._settle_join_doubts(integer) IS
-    'Counts what could not be counted at the time.';
+    'Counts what could not be counted at the time; returns how many steps.';
 
 -- _count_late(join_id, message_id, status)
---     Gives a member its outcome; false if somebody else is just changing the
---     join or the member.
+--     Gives a member its outcome, a message's status: how many steps that adds
+--     to the join; null if somebody else is just changing the join or the
+--     member.
 CREATE FUNCTION outbox._count_late(join_id uuid, message_id uuid, status smallint)
-RETURNS boolean
+RETURNS integer
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -209,19 +227,20 @@ BEGIN
       WHERE j.join_id = _count_late.join_id
         FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN NOT EXISTS (SELECT FROM outbox.joins j WHERE j.join_id = _count_late.join_id);
+        RETURN CASE WHEN NOT EXISTS (SELECT FROM outbox.joins j WHERE j.join_id = _count_late.join_id)
+                    THEN 0 END;
     END IF;
     PERFORM FROM outbox.join_members m
       WHERE m.join_id = _count_late.join_id AND m.message_id = _count_late.message_id
         FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN false;
+        RETURN NULL;
     END IF;
     UPDATE outbox.join_members m
        SET status = _count_late.status - 1
      WHERE m.join_id = _count_late.join_id AND m.message_id = _count_late.message_id
        AND m.status = 0;
-    RETURN outbox._recount(_count_late.join_id) IS NOT NULL;
+    RETURN outbox._recount(_count_late.join_id);
 END
 $$;
 
@@ -270,7 +289,7 @@ BEGIN
         PERFORM outbox.enqueue(topic, coalesce(payload, ''),
                                namespace => wait.namespace, headers => wait.headers);
     END IF;
-    PERFORM outbox.ack(owner_token, ARRAY[wait.id]);
+    PERFORM outbox._ack_wait(owner_token, wait.id);
     DELETE FROM outbox.join_waits w
      WHERE w.join_id = the_id AND w.message_id = wait.message_id;
     PERFORM outbox._log(format('outbox join wait: %s is over, join %s, continuation "%s"',
@@ -300,6 +319,7 @@ BEGIN
         RAISE EXCEPTION 'batch_limit must be at least 1'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    PERFORM outbox._writes('outbox.process_join_waits()');
     PERFORM outbox._settle_join_doubts(coalesce(process_join_waits.batch_limit, 1000));
     FOR wait IN
         SELECT * FROM outbox.claim(
@@ -347,8 +367,7 @@ BEGIN
         EXIT WHEN counted >= reconcile_joins.batch_limit;
         counted := counted + coalesce(outbox._recount(pending), 0);
     END LOOP;
-    PERFORM outbox._settle_join_doubts(coalesce(reconcile_joins.batch_limit, 10000));
-    RETURN counted;
+    RETURN counted + outbox._settle_join_doubts(coalesce(reconcile_joins.batch_limit, 10000));
 END
 $$;
 

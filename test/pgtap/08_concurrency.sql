@@ -1,15 +1,15 @@
 -- 08_concurrency.sql: what sessions see of each other
 --
--- OBX-097..101 and OBX-002, sections 3 and 4 of the contract. Three sessions,
+-- OBX-097..101, OBX-002 and JOIN-060..062, sections 3 to 5 of the contract. Three sessions,
 -- alice, bob and carol, do the work; that of the test only asks them.
 
 BEGIN;
 \ir include/tools.sql
-SELECT plan(11);
+SELECT plan(14);
 
 SELECT count(*) = 0 AS no_dblink FROM pg_available_extensions WHERE name = 'dblink' \gset
 \if :no_dblink
-SELECT skip('dblink is not installed', 11);
+SELECT skip('dblink is not installed', 14);
 \else
 
 \ir include/sessions.sql
@@ -154,6 +154,69 @@ SELECT is(
     ARRAY[:'waits'] || tap.answer('alice') || (clock_timestamp() < :'before'::timestamptz + interval '5 s')::text,
     '{1,p,true}',
     'waiting: a claim with wait_ms takes a message when that commits, long before the time is over');
+
+-- Starts a join with two steps that are leased to alice, and a wait; its id.
+CREATE FUNCTION tap.race(topic text)
+RETURNS uuid
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    started text := (tap.ask('carol', format('SELECT outbox.start_join(%L, 2)', topic)))[1];
+BEGIN
+    PERFORM tap.ask('carol', format($q$SELECT outbox.enqueue_step(%L, %L, s) FROM unnest('{1,2}'::text[]) s$q$, started, topic)),
+            tap.ask('carol', format($q$SELECT outbox.enqueue_join_wait(%L, false, %L, '')$q$, started, topic || '-next')),
+            tap.ask('carol', format($q$SELECT id FROM outbox.claim(md5('alice')::uuid, topics => ARRAY[%L])$q$, topic));
+    RETURN started;
+END
+$$;
+
+-- What has become of it, once its wait was evaluated twice.
+CREATE FUNCTION tap.raced(join_id uuid)
+RETURNS text[]
+LANGUAGE sql
+AS $$
+    SELECT tap.ask('carol', 'SELECT outbox.process_join_waits()'),
+           tap.ask('carol', 'SELECT outbox.process_join_waits()');
+    SELECT tap.ask('carol', format($q$
+        SELECT format('%%s %%s+%%s, %%s next', outbox.join_status_name(j.status), j.completed_steps, j.failed_steps,
+                      (SELECT count(*) FROM outbox.queue q WHERE q.topic = j.grouping_key || '-next'))
+          FROM outbox.joins j WHERE j.join_id = %L$q$, raced.join_id));
+$$;
+
+SELECT tap.race('race-j060') AS j, dblink_exec('alice', 'BEGIN') \gset
+SELECT tap.ask('alice', $$SELECT outbox.ack(md5('alice')::uuid, array_agg(id)) FROM outbox.queue WHERE topic = 'race-j060' AND payload = '1'$$),
+       tap.ask_and_block('bob', $$SELECT outbox.fail(md5('alice')::uuid, array_agg(id)) FROM outbox.queue WHERE topic = 'race-j060' AND payload = '2'$$) AS waits,
+       dblink_exec('alice', 'COMMIT') \gset
+SELECT is(
+    ARRAY[:'waits'] || tap.answer('bob') || tap.raced(:'j'),
+    '{t,1,"failed 1+1, 1 next"}',
+    'JOIN-060 when the last two steps end at once both count, and one continuation follows');
+
+SELECT tap.race('race-j061') AS j, dblink_exec('alice', 'BEGIN'), dblink_exec('bob', 'BEGIN') AS begin_too \gset
+SELECT (tap.ask('carol', $$SELECT outbox.start_join('race-j061-late', 2)$$))[1] AS late \gset
+SELECT (tap.ask('carol', $$SELECT message_id FROM outbox.queue WHERE topic = 'race-j061' AND payload = '1'$$))[1] AS m1,
+       (tap.ask('carol', $$SELECT message_id FROM outbox.queue WHERE topic = 'race-j061' AND payload = '2'$$))[1] AS m2 \gset
+SELECT tap.ask('alice', format('SELECT outbox.attach_message_to_join(%L, %L)', :'late', :'m1')) AS before,
+       tap.ask('bob', $$SELECT outbox.fail(md5('alice')::uuid, array_agg(id)) FROM outbox.queue WHERE topic = 'race-j061'$$) AS failed,
+       tap.ask('alice', format('SELECT outbox.attach_message_to_join(%L, %L)', :'late', :'m2')) AS after,
+       dblink_exec('bob', 'COMMIT'), dblink_exec('alice', 'COMMIT') AS commit_too \gset
+SELECT is(
+    tap.ask('carol', format('SELECT failed_steps FROM outbox.joins WHERE join_id = %L', :'late'))
+        || tap.raced(:'late') || tap.raced(:'j'),
+    '{0,"failed 0+2, 0 next","failed 0+2, 1 next"}',
+    'JOIN-061 what is attached while it ends, in either order, is counted when waits are evaluated');
+
+SELECT tap.race('race-j062') AS j, dblink_exec('alice', 'BEGIN') \gset
+SELECT (tap.ask('carol', $$SELECT message_id FROM outbox.queue WHERE topic = 'race-j062' AND payload = '1'$$))[1] AS m1,
+       (tap.ask('carol', $$SELECT message_id FROM outbox.queue WHERE topic = 'race-j062' AND payload = '2'$$))[1] AS m2 \gset
+SELECT tap.ask('alice', format('SELECT outbox.report_step_completed(%L, %L)', :'j', :'m1')),
+       tap.ask_and_block('bob', $$SELECT outbox.fail(md5('alice')::uuid, array_agg(id ORDER BY id DESC)) FROM outbox.queue WHERE topic = 'race-j062'$$) AS waits,
+       tap.ask('alice', format('SELECT outbox.report_step_completed(%L, %L)', :'j', :'m2')) AS second,
+       dblink_exec('alice', 'COMMIT') \gset
+SELECT is(
+    ARRAY[:'waits'] || tap.answer('bob') || tap.raced(:'j'),
+    '{t,2,"completed 2+0, 1 next"}',
+    'JOIN-062 calls that end the same steps in opposite orders do not deadlock, and the first outcome counts');
 
 SELECT tap.tidy_up() \gset
 SELECT dblink_disconnect(s) FROM unnest('{alice,bob,carol}'::text[]) s \g /dev/null

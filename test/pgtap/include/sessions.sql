@@ -1,7 +1,7 @@
 -- sessions.sql: sessions beside the one of the test, through dblink
 --
 -- What they do is committed, so the files that use them name their topics
--- 'race...' and call tap.tidy_up() before and after. The sessions keep no
+-- and joins 'race...' and call tap.tidy_up() before and after. The sessions keep no
 -- finished messages, and with them no partitions of the archive.
 
 CREATE EXTENSION IF NOT EXISTS dblink;
@@ -77,6 +77,11 @@ RETURNS text
 LANGUAGE sql
 AS $$
     SELECT dblink_exec('alice', $tidy$
+        DELETE FROM outbox.queue q
+         USING outbox.join_waits w
+          JOIN outbox.joins j USING (join_id)
+         WHERE q.message_id = w.message_id AND j.grouping_key LIKE 'race%';
+        DELETE FROM outbox.joins WHERE grouping_key LIKE 'race%';
         DELETE FROM outbox.queue WHERE topic LIKE 'race%';
         DELETE FROM outbox.dead WHERE topic LIKE 'race%';
         DELETE FROM outbox.dedupe d WHERE NOT outbox._message_is_kept(d.message_id);
