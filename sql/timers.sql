@@ -101,7 +101,9 @@ SELECT outbox.trigger_job('j') IS NOT NULL AS ok;
 SELECT outbox.delete_job('j');
 SELECT status, count(*) FROM outbox.job_runs WHERE status < 2 GROUP BY 1;
 SELECT outbox.ack_job_runs(:a, array_agg(id)) FROM outbox.job_runs WHERE status = 1;
+\set VERBOSITY terse
 SELECT outbox.schedule_maintenance();
+\set VERBOSITY default
 -- retention
 SELECT count(*) > 0 AS there FROM outbox.timers WHERE status = 2;
 SET outbox.retention = 0;

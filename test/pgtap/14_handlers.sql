@@ -106,7 +106,7 @@ SELECT is(
         || tap.sqlstates_as('tap_stranger',
         $$SELECT outbox.register_handler('obx-059', 'tap.handle(outbox.message)')$$,
         $$SELECT outbox.unregister_handler('obx-056')$$),
-    '{42710,22023,22023,42883,22004,22004,22023,22023,22023,42704,42501,42501}',
+    '{42710,22023,22023,42704,22004,22004,22023,22023,22023,42704,42501,42501}',
     'OBX-059 a topic has one handler, a function of the right kind that its role may call, and only that role removes it');
 
 SELECT count(*) AS kept FROM outbox.handlers
