@@ -105,7 +105,8 @@ key_names_tenant(const text *dedupe_key, const pg_uuid_t *tenant)
 				return false;
 		}
 		if (p == end ||
-			pg_tolower((unsigned char) *p++) != "0123456789abcdef"[nibble])
+			pg_tolower((unsigned char) *p++) !=
+			(unsigned char) "0123456789abcdef"[nibble])
 			return false;
 	}
 	return p != end && *p == '/';

@@ -346,7 +346,7 @@ start_workers(TimestampTz now)
 
 /* Have somebody look where leases have ended; when does the next one? */
 static TimestampTz
-watch_leases(TimestampTz now)
+watch_leases(void)
 {
 	TimestampTz next = DT_NOEND;
 
@@ -455,7 +455,7 @@ outbox_launcher_main(Datum arg)
 			next_discovery = TimestampTzPlusMilliseconds(now,
 														 (int64) outbox_discovery_interval * 1000);
 		}
-		until = watch_leases(now);
+		until = watch_leases();
 		no_room = start_workers(now);
 		until = Min(until, next_due(next_discovery, no_room, now));
 		pg_atomic_write_u64(&state->sleeps_until, (uint64) until);
