@@ -33,14 +33,29 @@
 #include "storage/dsm_registry.h"
 #endif
 
-/* Changes when the layout does: a new library must not read an old block. */
-#define SHMEM_NAME "outbox 1"
+/* Counts changes of the layout that do not change its size. */
+#define LAYOUT 1
 
 static OutboxShared *shared_block = NULL;
 static bool shared_ready = false;	/* it is there, or known not to be */
 static bool preloaded = false;
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+
+/*
+ * The name of the block.  A server can run on while its library is replaced,
+ * and a new library must not read an old one's block: the name changes with
+ * the layout.
+ */
+static const char *
+block_name(void)
+{
+	static char name[SHMEM_INDEX_KEYSIZE];
+
+	snprintf(name, sizeof(name), "outbox %s %d %zu", OUTBOX_VERSION, LAYOUT,
+			 outbox_directory_size(1));
+	return name;
+}
 
 static void
 request_shmem(void)
@@ -59,7 +74,7 @@ start_shmem(void)
 		prev_shmem_startup_hook();
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	shared_block = ShmemInitStruct(SHMEM_NAME,
+	shared_block = ShmemInitStruct(block_name(),
 								   outbox_directory_size(outbox_max_lanes),
 								   &found);
 	if (!found)
@@ -91,7 +106,7 @@ attach_segment(void)
 {
 	bool		found;
 
-	return GetNamedDSMSegment(SHMEM_NAME,
+	return GetNamedDSMSegment(block_name(),
 							  outbox_directory_size(OUTBOX_DEFAULT_LANES),
 							  init_segment, &found);
 }
@@ -107,7 +122,7 @@ attach_segment(void)
 	bool		found;
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	handle = ShmemInitStruct(SHMEM_NAME " handle", sizeof(dsm_handle), &found);
+	handle = ShmemInitStruct(block_name(), sizeof(dsm_handle), &found);
 	if (!found)
 		*handle = DSM_HANDLE_INVALID;
 	if (*handle == DSM_HANDLE_INVALID)
