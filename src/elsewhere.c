@@ -1,16 +1,20 @@
 /*
  * elsewhere.c
- *	  Running a statement in another database of the server.
+ *	  Running a statement in the database of pg_cron.
  *
  * pg_cron can be called only in the database it lives in.  So a background
- * process connects there, as the role that calls us, runs the statement, and
- * leaves what went wrong, if anything, in a piece of shared memory.  What it
- * does is committed before we go on.
+ * process connects there, as the role that is connected or as the owner of
+ * the extension, runs the statement, and leaves what went wrong, if anything,
+ * in a piece of shared memory.  What it does is committed before we go on.
+ *
+ * It does nothing unless pg_cron is there: else the schema of that name is
+ * anybody's, and so is what we would call.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "commands/dbcommands.h"
+#include "commands/extension.h"
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "miscadmin.h"
@@ -20,6 +24,7 @@
 #include "storage/ipc.h"
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
@@ -35,14 +40,21 @@ typedef struct Errand
 	bool		done;
 	int			sqlerrcode;
 	char		message[1024];
+	char		hint[256];
 	char		statement[FLEXIBLE_ARRAY_MEMBER];
 } Errand;
 
 static void
 run_statement(Errand *errand)
 {
+	SetConfigOption("search_path", "pg_catalog, pg_temp", PGC_SUSET, PGC_S_OVERRIDE);
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
+	if (!OidIsValid(get_extension_oid("pg_cron", true)))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("pg_cron is not installed"),
+				 errhint("Run CREATE EXTENSION pg_cron there, as a superuser.")));
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	pgstat_report_activity(STATE_RUNNING, errand->statement);
@@ -83,6 +95,8 @@ outbox_errand_main(Datum arg)
 		FlushErrorState();
 		errand->sqlerrcode = edata->sqlerrcode;
 		strlcpy(errand->message, edata->message, sizeof(errand->message));
+		if (edata->hint != NULL)
+			strlcpy(errand->hint, edata->hint, sizeof(errand->hint));
 	}
 	PG_END_TRY();
 	proc_exit(0);
@@ -116,7 +130,10 @@ send_worker(dsm_segment *segment)
 				 errmsg("the server has gone down")));
 }
 
-/* outbox._run_elsewhere(database name, statement text) RETURNS void */
+/*
+ * outbox._run_elsewhere(database name, statement text, as_owner boolean)
+ *		RETURNS void
+ */
 PG_FUNCTION_INFO_V1(outbox_run_elsewhere);
 Datum
 outbox_run_elsewhere(PG_FUNCTION_ARGS)
@@ -129,8 +146,8 @@ outbox_run_elsewhere(PG_FUNCTION_ARGS)
 
 	memset(errand, 0, size);
 	errand->dbid = get_database_oid(database, false);
-	/* a definer's function calls us: what counts is who is connected */
-	errand->roleid = GetSessionUserId();
+	/* definers' functions call us: the user is the extension's owner */
+	errand->roleid = PG_GETARG_BOOL(2) ? GetUserId() : GetSessionUserId();
 	strcpy(errand->statement, statement);
 	send_worker(segment);
 	if (!errand->done)
@@ -139,7 +156,8 @@ outbox_run_elsewhere(PG_FUNCTION_ARGS)
 						 ERRCODE_CONNECTION_FAILURE),
 				 errmsg("in database \"%s\": %s", database,
 						errand->message[0] != '\0' ? errand->message :
-						"the background process has ended; see the server log")));
+						"the background process has ended; see the server log"),
+				 errand->hint[0] != '\0' ? errhint("%s", errand->hint) : 0));
 	dsm_detach(segment);
 	PG_RETURN_VOID();
 }

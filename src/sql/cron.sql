@@ -1,11 +1,31 @@
 -- cron.sql: the one way to pg_cron, which may be missing, or live in another
 -- database. pg_cron keeps its schedules in one database (cron.database_name),
 -- and can be called only there.
+--
+-- Schedules are in the name of who made them: in pg_cron's own database of the
+-- extension's owner, elsewhere of who was connected, so that nobody has
+-- pg_cron do what he could not do himself. To end one, whoever made it, is the
+-- extension's right.
+
+-- _cron_fits(name)
+--     pg_cron's names have 63 bytes at most; it cuts longer ones off, and then
+--     they are the same. Those have a digest instead.
+CREATE FUNCTION outbox._cron_fits(name text)
+RETURNS text
+LANGUAGE sql STABLE STRICT
+SET search_path = pg_catalog, pg_temp
+RETURN CASE WHEN octet_length(name) < 64 THEN name
+            ELSE split_part(name, ':', 1) || ':'
+                 || left(encode(sha256(convert_to(name, getdatabaseencoding())), 'hex'), 40) END;
+
+COMMENT ON FUNCTION outbox._cron_fits(text) IS
+    'A name that pg_cron can take.';
 
 CREATE FUNCTION outbox._cron_name(job_name text)
 RETURNS text
 LANGUAGE sql STABLE STRICT
-RETURN 'outbox:' || pg_catalog.current_database() || ':' || job_name;
+SET search_path = pg_catalog, pg_temp
+RETURN outbox._cron_fits('outbox:' || current_database() || ':' || job_name);
 
 COMMENT ON FUNCTION outbox._cron_name(text) IS
     'What pg_cron knows a job by.';
@@ -24,18 +44,19 @@ RETURN CASE WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_cron')
 COMMENT ON FUNCTION outbox._cron_database() IS
     'The database in which pg_cron is; null if it is nowhere.';
 
-CREATE FUNCTION outbox._run_elsewhere(database name, statement text)
+CREATE FUNCTION outbox._run_elsewhere(database name, statement text, as_owner boolean)
 RETURNS void
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_run_elsewhere';
 
-COMMENT ON FUNCTION outbox._run_elsewhere(name, text) IS
-    'Runs a statement in another database, in a transaction of its own.';
+COMMENT ON FUNCTION outbox._run_elsewhere(name, text, boolean) IS
+    'Runs a statement in the database of pg_cron, in a transaction of its own.';
 
--- _cron_call(statement)
+-- _cron_call(statement, as_owner)
 --     Runs a statement where pg_cron is. In another database it is committed
---     at once, whatever becomes of the caller's transaction.
-CREATE FUNCTION outbox._cron_call(statement text)
+--     at once, whatever becomes of the caller's transaction, and is run by who
+--     is connected, or by the extension's owner.
+CREATE FUNCTION outbox._cron_call(statement text, as_owner boolean DEFAULT false)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -50,30 +71,51 @@ BEGIN
     ELSIF place = current_database() THEN
         EXECUTE statement;
     ELSE
-        PERFORM outbox._run_elsewhere(place, statement);
+        PERFORM outbox._run_elsewhere(place, statement, as_owner);
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION outbox._cron_call(text) IS
+COMMENT ON FUNCTION outbox._cron_call(text, boolean) IS
     'Runs a statement where pg_cron is.';
 
 CREATE FUNCTION outbox._cron_schedule(name text, cron_schedule text, command text)
 RETURNS void
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
-RETURN outbox._cron_call(CASE WHEN outbox._cron_database() = current_database()
-    THEN format('SELECT cron.schedule(%L, %L, %L)', name, cron_schedule, command)
-    ELSE format('SELECT cron.schedule_in_database(%L, %L, %L, %L)', name, cron_schedule, command, current_database()) END);
+AS $$
+BEGIN
+    IF outbox._cron_database() = current_database() THEN
+        PERFORM outbox._cron_call(format('SELECT cron.schedule(%L, %L, %L)', name, cron_schedule, command));
+    ELSE
+        PERFORM outbox._cron_call(format('SELECT cron.schedule_in_database(%L, %L, %L, %L)',
+                                         name, cron_schedule, command, current_database()));
+        -- what others have scheduled by this name is over
+        PERFORM outbox._cron_unschedule(name, session_user);
+    END IF;
+END
+$$;
 
 COMMENT ON FUNCTION outbox._cron_schedule(text, text, text) IS
     'Schedules a command for this database, instead of the one of the same name.';
 
-CREATE FUNCTION outbox._cron_unschedule(name text)
+-- _cron_unschedule(name, but_of)
+--     Ends the schedules of that name, whoever made them, but that of one role.
+--     Without pg_cron there are none.
+CREATE FUNCTION outbox._cron_unschedule(name text, but_of name DEFAULT NULL)
 RETURNS void
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
-RETURN outbox._cron_call(format('SELECT cron.unschedule(j.jobid) FROM cron.job j WHERE j.jobname = %L', name));
+AS $$
+BEGIN
+    PERFORM outbox._cron_call(
+        format('SELECT cron.unschedule(j.jobid) FROM cron.job j WHERE j.jobname = %L AND j.username <> %L',
+               name, coalesce(but_of, '')), true);
+EXCEPTION
+    WHEN feature_not_supported THEN
+        NULL;
+END
+$$;
 
-COMMENT ON FUNCTION outbox._cron_unschedule(text) IS
-    'Ends a schedule, if there is one of that name.';
+COMMENT ON FUNCTION outbox._cron_unschedule(text, name) IS
+    'Ends the schedules of that name, if there are any.';

@@ -323,15 +323,16 @@ COMMENT ON FUNCTION outbox.run_maintenance() IS
 --     Returns the name of the schedule.
 CREATE FUNCTION outbox.schedule_maintenance(cron_schedule text DEFAULT '* * * * *')
 RETURNS text
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    name text := 'outbox maintenance:' || current_database();
+    name text := outbox._cron_fits('outbox maintenance:' || current_database());
 BEGIN
     PERFORM outbox._writes('outbox.schedule_maintenance()');
-    PERFORM outbox._cron_unschedule(name);
-    IF cron_schedule IS NOT NULL THEN
+    IF cron_schedule IS NULL THEN
+        PERFORM outbox._cron_unschedule(name);
+    ELSE
         PERFORM outbox._cron_schedule(name, cron_schedule, 'SELECT outbox.run_maintenance()');
     END IF;
     RETURN name;

@@ -103,7 +103,9 @@ BEGIN
         ARRAY(SELECT p.proname
                 FROM pg_proc p
                WHERE p.pronamespace = 'outbox'::regnamespace
-                 AND (p.proname !~ '^(_|grant_)' OR p.proname IN ('_partition_number', '_leased_ids'))),
+                 AND (p.proname !~ '^(_|grant_)'
+                      -- those that others call with the rights of the caller
+                      OR p.proname IN ('_partition_number', '_leased_ids', '_run_handlers'))),
         ARRAY(SELECT c.relname
                 FROM pg_class c
                WHERE c.relnamespace = 'outbox'::regnamespace

@@ -333,7 +333,7 @@ AS $$
 BEGIN
     RAISE EXCEPTION 'job "%" does not exist', job_name
         USING ERRCODE = 'undefined_object',
-              HINT = format('If pg_cron still triggers it, end that with SELECT cron.unschedule(%L) in the database of pg_cron.',
+              HINT = format('If pg_cron still triggers it, end that with SELECT cron.unschedule(jobid) FROM cron.job WHERE jobname = %L in the database of pg_cron.',
                             outbox._cron_name(job_name));
 END
 $$;
@@ -394,9 +394,7 @@ BEGIN
         RETURN false;
     END IF;
     DELETE FROM outbox.run_queue q WHERE q.job_name = delete_job.job_name AND q.status = 0;
-    IF outbox._cron_database() IS NOT NULL THEN
-        PERFORM outbox._cron_unschedule(outbox._cron_name(delete_job.job_name));
-    END IF;
+    PERFORM outbox._cron_unschedule(outbox._cron_name(delete_job.job_name));
     RETURN true;
 END
 $$;
@@ -459,7 +457,7 @@ BEGIN
     END IF;
     IF job.enabled THEN
         PERFORM outbox._cron_schedule_job(job);
-    ELSIF outbox._cron_database() IS NOT NULL THEN
+    ELSE
         PERFORM outbox._cron_unschedule(outbox._cron_name(job.job_name));
     END IF;
 END

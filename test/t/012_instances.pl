@@ -36,13 +36,13 @@ use Time::HiRes qw(sleep time);
 
 my $seed = seed();
 my $scale = scale();
-my $volume = 1_500_000 * $scale;	# of notes, in bytes
+my $volume = 6_000_000 * $scale;	# of notes, in bytes
 my %nfaults = (
-	crash => 6 * $scale,	# kill -9 of a server process
-	restart => 1 * $scale,	# immediate stop, start
-	terminate => 15 * $scale,	# pg_terminate_backend
-	client => 15 * $scale,	# kill -9 of a client
-	suspend => 15 * $scale);	# SIGSTOP of a client, until it is taken for dead
+	crash => 12 * $scale,	# kill -9 of a server process
+	restart => 2 * $scale,	# immediate stop, start
+	terminate => 30 * $scale,	# pg_terminate_backend
+	client => 30 * $scale,	# kill -9 of a client
+	suspend => 30 * $scale);	# SIGSTOP of a client, until it is taken for dead
 my ($nproducers, $ninstances) = (3, 8);
 my $nstreams = 200;
 my $second = 1_000_000;
@@ -325,7 +325,7 @@ package Instance
 				push @{ $sections->{"${box}_completions"} }, { message_id => $id, status => $status };
 			}
 			delete $self->{held}{ $message->{key} } if $deed ne 'renew';
-			push @words, join ' ', $deed =~ /^[fr]..(l|e)/ && $deed ne 'release' ? substr($deed, 0, 1) : 'c',
+			push @words, join ' ', { fail => 'f', renew => 'r' }->{$deed} // 'c',
 			  $message->{key}, $message->{attempts}, $status // 0;
 		}
 		return @words;
@@ -485,7 +485,8 @@ sub tend
 	{
 		my $client = delete $clients{$pid} or next;
 		delete $suspended{$pid};
-		start_client($client->{kind}, $client->{number} + ($client->{kind} eq 'Instance' ? 3 : $nproducers) * 8)
+		# 24: a multiple of all that numbers are divided by
+		start_client($client->{kind}, $client->{number} + 24)
 		  unless -e stop_file($client->{kind});
 	}
 	for my $pid (grep { $suspended{$_} < time } keys %suspended)
