@@ -195,7 +195,7 @@ outbox_wake_now(void)
 		concerns_worker = outbox_lane_topic(notes[i].lane) == wait_topic ||
 			outbox_workers_want(notes[i].lane);
 	if (concerns_worker)
-		outbox_workers_call(MyDatabaseId);
+		outbox_workers_call(MyDatabaseId, note_worker);
 	if (note_due != PG_INT64_MAX)
 		outbox_workers_due(note_due);
 	if (note_lease != PG_INT64_MAX)

@@ -117,9 +117,13 @@ outbox_workers_want(int64 lane)
 	return result;
 }
 
-/* There is something to do in this database. */
+/*
+ * There is something to do in this database.  If it is not known, it may be
+ * one that is to be served since lately: then look, if that is wanted, or
+ * likely.
+ */
 void
-outbox_workers_call(Oid dbid)
+outbox_workers_call(Oid dbid, bool look_for_database)
 {
 	OutboxWorkersState *state = outbox_workers_state();
 	bool		call_launcher = false;
@@ -143,7 +147,7 @@ outbox_workers_call(Oid dbid)
 		else
 			call_launcher = true;
 	}
-	if (!known && strcmp(outbox_databases, "*") == 0)
+	if (!known && (look_for_database || strcmp(outbox_databases, "*") == 0))
 		state->discover = call_launcher = true;
 	if (call_launcher && state->launcher != NULL)
 		SetLatch(state->launcher);

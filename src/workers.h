@@ -72,7 +72,7 @@ extern void outbox_workers_count(OutboxWorkersState *state,
 								 OutboxWorkersCount *count);
 
 extern bool outbox_workers_want(int64 lane);
-extern void outbox_workers_call(Oid dbid);
+extern void outbox_workers_call(Oid dbid, bool look_for_database);
 extern void outbox_workers_due(TimestampTz at);
 extern void outbox_workers_lease(TimestampTz ends);
 

@@ -15,7 +15,7 @@ my $ncalls = $ENV{OUTBOX_CALLS} // 10_000 * scale();
 my $node = new_node('hostile', workers => 0, conf => "outbox.check_dedupe_tenant = on\nmax_locks_per_transaction = 256\nlog_statement = none", init => { extra => [ '--encoding=UTF8', '--locale=C' ] });
 
 # What the contract allows.
-my %allowed = map { $_ => 1 } qw(22004 22023 42704 42710 23505 55000 0A000);
+my %allowed = map { $_ => 1 } qw(22004 22023 42501 42704 42710 23505 55000 0A000);
 my (%states, %complaints);
 my $made = 0;
 
@@ -61,7 +61,7 @@ my %sane = (
 	owner_token => "'00000000-0000-4000-8000-000000000001'", ids => 'held.ids', role => "'pg_monitor'",
 	namespace => "'default'", stream_id => "'00000000-0000-4000-8000-000000000002'", dedupe_key => "'key'",
 	partition_count => 100, keep => "'-2'", at => 'now()', what => "'it'", value => "'x'", condition => "'false'", tab => "'outbox.dead'",
-	join_id => "'00000000-0000-4000-8000-000000000077'", expected_steps => 2, fail_if_any_step_failed => 'true',
+	join_id => "'00000000-0000-4000-8000-000000000077'", grouping_key => "'g'", expected_steps => 2, fail_if_any_step_failed => 'true',
 	on_complete_topic => "'c'", on_complete_payload => "'p'", job_name => "'job'", cron_schedule => "'* * * * *'", enabled => 'false',
 	instance_id => "'00000000-0000-4000-8000-000000000003'", service_name => "'s'", host_name => "'h'", process_id => 1,
 	receptor_name => "'r'", perspective_name => "'p'", last_message_id => "'00000000-0000-4000-8000-000000000004'",

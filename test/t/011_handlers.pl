@@ -138,7 +138,7 @@ my $created_at = time;
 	is_state($alice, "SELECT outbox.unregister_handler('who', 'elsewhere')", '42704', 'nor in another namespace');
 	is_state($alice, "SELECT outbox.unregister_handler('whose')", '42501', 'that of another role');
 	is_state($alice, "SELECT outbox.register_handler('new', 'public.nothing(outbox.message)')", '42883', 'a function that does not exist');
-	is_state($alice, "SELECT outbox.register_handler('new', 123456::regprocedure)", '42883', 'not even as a number');
+	is_state($alice, "SELECT outbox.register_handler('new', 123456::regprocedure)", '42704', 'not even as a number');
 	$dbh->do(<<'Q');
 CREATE FUNCTION public.secret(m outbox.message) RETURNS void LANGUAGE sql AS '';
 REVOKE ALL ON FUNCTION public.secret(outbox.message) FROM PUBLIC;
