@@ -57,89 +57,81 @@ find_id(OutboxProbe *probe, TupleTableSlot *slot, const pg_uuid_t *message_id,
 	return true;
 }
 
-/* Find what the entries name. */
-static void
-resolve(const OutboxStore *store, const OutboxBatchEntry *entries, int n,
-		int more_bits, OutboxSettle *settle)
+/* Messages that a side's sections name, being looked up. */
+typedef struct Resolver
 {
-	OutboxTable table;
 	OutboxProbe probe;
 	TupleTableSlot *slot;
+	OutboxSettle *settle;
+} Resolver;
 
-	settle->leases = palloc0_array(OutboxLeaseRef, n);
-	settle->nleases = 0;
-	outbox_table_open_to_read(&table, store->table);
-	slot = outbox_table_slot(&table);
-	outbox_probe_begin(&probe, &table, store->message_id);
+static OutboxLeaseRef *
+resolve(Resolver *resolver, const pg_uuid_t *message_id, OutboxSettlement what)
+{
+	OutboxSettle *settle = resolver->settle;
+	OutboxLeaseRef *lease = &settle->leases[settle->nleases];
+
+	if (!find_id(&resolver->probe, resolver->slot, message_id, &lease->id))
+		return NULL;
+	lease->attempts = -1;
+	lease->what = what;
+	lease->rank = settle->nleases++;
+	return lease;
+}
+
+static void
+resolve_entries(Resolver *resolver, const OutboxBatchEntry *entries, int n,
+				OutboxSettlement what, int more_bits)
+{
 	for (int i = 0; i < n; i++)
 	{
-		OutboxLeaseRef *lease = &settle->leases[settle->nleases];
+		OutboxLeaseRef *lease = resolve(resolver, entries[i].message_id, what);
 
-		if (!find_id(&probe, slot, entries[i].message_id, &lease->id))
+		if (lease == NULL)
 			continue;
-		lease->attempts = -1;
 		lease->progress = more_bits |
 			(entries[i].status != NULL ? *entries[i].status : 0);
 		lease->reason = entries[i].reason != NULL ? *entries[i].reason : 0;
 		lease->error = entries[i].error;
-		settle->nleases++;
 	}
-	outbox_probe_end(&probe);
-	ExecDropSingleTupleTableSlot(slot);
-	outbox_table_close(&table);
 }
 
+/*
+ * Completions, failures and renewals.  The first that names a message settles
+ * it, and the others come too late; so they can be done in one go, in the
+ * order of ids, and two calls never wait for each other.
+ */
 static void
-complete(const OutboxBatch *batch, const OutboxBatchSide *side)
+settle_side(const OutboxBatch *batch, const OutboxBatchSide *side)
 {
 	OutboxSettle settle = {
 		.store = side->store,
-		.what = OUTBOX_ADVANCE,
+		.what = OUTBOX_EACH_ITS_OWN,
 		.owner = batch->instance.id,
+		.reason = OUTBOX_REASON_UNKNOWN,
+		.lease_seconds = batch->lease_seconds,
 		.done_bits = side->done_bits,
 		.keep = (batch->flags & OUTBOX_FLAG_DEBUG) != 0
 	};
+	Resolver	resolver = {.settle = &settle};
+	int			n = side->ncompletions + side->nfailures + side->nrenewals;
+	OutboxTable table;
 
-	if (side->ncompletions == 0)
+	if (n == 0)
 		return;
-	resolve(side->store, side->completions, side->ncompletions, 0, &settle);
-	(void) outbox_settle(&settle);
-}
-
-static void
-take_failures(const OutboxBatch *batch, const OutboxBatchSide *side)
-{
-	OutboxSettle settle = {
-		.store = side->store,
-		.what = OUTBOX_NACK,
-		.owner = batch->instance.id,
-		.reason = OUTBOX_REASON_UNKNOWN
-	};
-
-	if (side->nfailures == 0)
-		return;
-	resolve(side->store, side->failures, side->nfailures,
-			OUTBOX_PROGRESS_FAILED, &settle);
-	(void) outbox_settle(&settle);
-}
-
-static void
-renew(const OutboxBatch *batch, const OutboxBatchSide *side)
-{
-	OutboxSettle settle = {
-		.store = side->store,
-		.what = OUTBOX_RENEW,
-		.owner = batch->instance.id,
-		.lease_seconds = batch->lease_seconds
-	};
-	OutboxBatchEntry *entries;
-
-	if (side->nrenewals == 0)
-		return;
-	entries = palloc0_array(OutboxBatchEntry, side->nrenewals);
+	settle.leases = palloc0_array(OutboxLeaseRef, n);
+	outbox_table_open_to_read(&table, side->store->table);
+	resolver.slot = outbox_table_slot(&table);
+	outbox_probe_begin(&resolver.probe, &table, side->store->message_id);
+	resolve_entries(&resolver, side->completions, side->ncompletions,
+					OUTBOX_ADVANCE, 0);
+	resolve_entries(&resolver, side->failures, side->nfailures,
+					OUTBOX_NACK, OUTBOX_PROGRESS_FAILED);
 	for (int i = 0; i < side->nrenewals; i++)
-		entries[i].message_id = &side->renewals[i];
-	resolve(side->store, entries, side->nrenewals, 0, &settle);
+		(void) resolve(&resolver, &side->renewals[i], OUTBOX_RENEW);
+	outbox_probe_end(&resolver.probe);
+	ExecDropSingleTupleTableSlot(resolver.slot);
+	outbox_table_close(&table);
 	(void) outbox_settle(&settle);
 }
 
@@ -402,13 +394,9 @@ outbox_batch(const OutboxBatch *batch, OutboxBatchResult *results)
 	outbox_instance_remove_stale(&batch->instance.id, now,
 								 batch->stale_seconds, &alive);
 	for (int i = 0; i < 2; i++)
-		complete(batch, &batch->sides[i]);
-	for (int i = 0; i < 2; i++)
-		take_failures(batch, &batch->sides[i]);
+		settle_side(batch, &batch->sides[i]);
 	if (batch->between != NULL)
 		batch->between(batch->between_arg);
-	for (int i = 0; i < 2; i++)
-		renew(batch, &batch->sides[i]);
 	for (int i = 0; i < 2; i++)
 		add_messages(&batch->sides[i]);
 	if (batch->max_partitions > 0)

@@ -134,24 +134,57 @@ add_alive(OutboxInstances *alive, const pg_uuid_t *id)
 /*
  * The leases of an instance that is gone end now.  They are not given back:
  * the attempts count, for it may have been the messages that took it down.
+ * False if somebody has his hand on one of them.
  */
-static void
+static bool
 end_leases(const pg_uuid_t *id)
 {
-	(void) outbox_expire_all(outbox_store(OUTBOX_QUEUE), id);
-	(void) outbox_expire_all(outbox_store(OUTBOX_INBOX), id);
+	bool		queue = outbox_expire_all(outbox_store(OUTBOX_QUEUE), id);
+	bool		inbox = outbox_expire_all(outbox_store(OUTBOX_INBOX), id);
+
+	return queue && inbox;
+}
+
+/* Has an instance been silent since before that time? */
+static bool
+is_silent(TupleTableSlot *row, TimestampTz oldest)
+{
+	return DatumGetTimestampTz(outbox_row_get(row, I_LAST_HEARTBEAT_AT)) < oldest;
+}
+
+/* Remove an instance, if it is still silent and nobody is just at it. */
+static bool
+remove_silent(const pg_uuid_t *id, TimestampTz oldest)
+{
+	OutboxTable instances;
+	OutboxProbe probe;
+	TupleTableSlot *slot;
+	TransactionId blocker;
+	bool		removed;
+
+	outbox_table_open(&instances, outbox_catalog()->instances, I_NATTS);
+	slot = outbox_table_slot(&instances);
+	outbox_probe_begin(&probe, &instances, outbox_catalog()->instances_pkey);
+	removed = outbox_probe(&probe, UUIDPGetDatum(id), slot, &blocker) &&
+		!TransactionIdIsValid(blocker) && is_silent(slot, oldest) &&
+		outbox_table_delete(&instances, slot, false, &blocker) == OUTBOX_ROW_OK;
+	outbox_probe_end(&probe);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&instances);
+	return removed;
 }
 
 /*
  * List the instances that are alive, and remove those that have been silent
- * for too long.
+ * for too long, when their leases have ended.  One whose messages somebody
+ * has in his hands is at work, or will be removed when that is over.
  */
 void
 outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
 							 int threshold_seconds, OutboxInstances *alive)
 {
 	TimestampTz oldest = now - (TimestampTz) threshold_seconds * USECS_PER_SEC;
-	OutboxInstances stale = {0};
+	OutboxInstances silent = {0};
 	OutboxTable instances;
 	TupleTableSlot *slot;
 	TableScanDesc scan;
@@ -166,24 +199,26 @@ outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
 		pg_uuid_t	id = *DatumGetUUIDP(outbox_row_get(slot, I_ID));
-		TransactionId blocker;
 
 		/* of a row that is just being changed, two versions are seen */
 		if (memcmp(&id, self, UUID_LEN) == 0 ||
 			(TransactionIdIsValid(dirty.xmin) && outbox_row_is_update(slot)))
 			continue;
-		if (DatumGetTimestampTz(outbox_row_get(slot, I_LAST_HEARTBEAT_AT)) >= oldest ||
-			TransactionIdIsValid(outbox_row_writer(&dirty)) ||
-			outbox_table_delete(&instances, slot, false, &blocker) != OUTBOX_ROW_OK)
-			add_alive(alive, &id);
+		if (is_silent(slot, oldest) &&
+			!TransactionIdIsValid(outbox_row_writer(&dirty)))
+			add_alive(&silent, &id);
 		else
-			add_alive(&stale, &id);
+			add_alive(alive, &id);
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	outbox_table_close(&instances);
-	for (int i = 0; i < stale.n; i++)
-		end_leases(&stale.ids[i]);
+	for (int i = 0; i < silent.n; i++)
+	{
+		if (!end_leases(&silent.ids[i]) ||
+			!remove_silent(&silent.ids[i], oldest))
+			add_alive(alive, &silent.ids[i]);
+	}
 }
 
 /*

@@ -58,6 +58,8 @@ cmp_lease(const void *a, const void *b)
 
 	if (la->id != lb->id)
 		return la->id < lb->id ? -1 : 1;
+	if (la->rank != lb->rank)
+		return la->rank < lb->rank ? -1 : 1;
 	return la->attempts < lb->attempts ? -1 : la->attempts > lb->attempts;
 }
 
@@ -82,6 +84,14 @@ lease_stands(Settler *settler, const OutboxLeaseRef *lease)
 /* ---------------------------------------------------------------------- */
 /* Settling one                                                           */
 /* ---------------------------------------------------------------------- */
+
+/* What is to become of the message at hand? */
+static OutboxSettlement
+what_to_do(Settler *settler)
+{
+	return settler->settle->what == OUTBOX_EACH_ITS_OWN ?
+		settler->lease->what : settler->settle->what;
+}
 
 static const text *
 what_was_wrong(Settler *settler)
@@ -110,7 +120,7 @@ finish(Settler *settler, OutboxStatus status, OutboxReason reason)
 		settler->settle->store->kind == OUTBOX_RUNS,
 		.processed_by = &settler->settle->owner,
 		.progress = settler->lease->progress,
-		.keep = settler->settle->keep
+		.keep = settler->settle->keep && status == OUTBOX_DONE
 	};
 
 	return outbox_queue_finish(&settler->queue, &settler->history,
@@ -199,14 +209,14 @@ renew(Settler *settler)
 	outbox_row_set(settler->row, Q_LOCKED_UNTIL, TimestampTzGetDatum(until));
 	outbox_row_set(settler->row, Q_UPDATED_AT,
 				   TimestampTzGetDatum(settler->now));
-	return outbox_queue_update(&settler->queue, slot, settler->row, true,
-							   NULL);
+	return outbox_queue_update(&settler->queue, slot, settler->row,
+							   !settler->settle->skip_locked, NULL);
 }
 
 static OutboxRowResult
 settle_message(Settler *settler)
 {
-	switch (settler->settle->what)
+	switch (what_to_do(settler))
 	{
 		case OUTBOX_ACK:
 			return finish(settler, OUTBOX_DONE, OUTBOX_REASON_NONE);
@@ -222,6 +232,8 @@ settle_message(Settler *settler)
 			if ((progress_so_far(settler) & settler->settle->done_bits) != 0)
 				return finish(settler, OUTBOX_DONE, OUTBOX_REASON_NONE);
 			return release(settler);
+		case OUTBOX_EACH_ITS_OWN:
+			break;
 	}
 	pg_unreachable();
 }
@@ -249,6 +261,11 @@ settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 		if (TransactionIdIsValid(blocker))
 		{
 			ExecClearTuple(settler->slot);
+			if (settler->settle->skip_locked)
+			{
+				settler->settle->nskipped++;
+				return false;
+			}
 			outbox_turn_wait(blocker);
 			continue;
 		}
@@ -256,13 +273,18 @@ settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 		{
 			case OUTBOX_ROW_OK:
 				stream = slot_getattr(settler->slot, Q_STREAM_ID, &isnull);
-				if (!isnull && settler->settle->what != OUTBOX_RENEW)
+				if (!isnull && what_to_do(settler) != OUTBOX_RENEW)
 					outbox_stream_set_add(&settler->streams,
 										  DatumGetUUIDP(stream));
 				return true;
 			case OUTBOX_ROW_REFUSED:
 				return false;
 			default:
+				if (settler->settle->skip_locked)
+				{
+					settler->settle->nskipped++;
+					return false;
+				}
 				/* somebody was faster: look again */
 				break;
 		}
@@ -421,11 +443,16 @@ outbox_release_all(const OutboxStore *store, const pg_uuid_t *owner)
 	return settle_all(&settle);
 }
 
-/* Let the leases of an owner end now, as if their time was over. */
-int
+/*
+ * Let the leases of an owner end now, as if their time was over; but not those
+ * that somebody has in his hands, for he may not let go of them for long.
+ * False if there were such.
+ */
+bool
 outbox_expire_all(const OutboxStore *store, const pg_uuid_t *owner)
 {
-	OutboxSettle settle = {.store = store,.what = OUTBOX_RENEW,.owner = *owner};
+	OutboxSettle settle = {.store = store,.what = OUTBOX_RENEW,.owner = *owner,.skip_locked = true};
 
-	return settle_all(&settle);
+	(void) settle_all(&settle);
+	return settle.nskipped == 0;
 }

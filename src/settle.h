@@ -10,17 +10,6 @@
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
-/* One lease that somebody wants to settle. */
-typedef struct OutboxLeaseRef
-{
-	int64		id;
-	int			attempts;		/* must be the message's, unless negative */
-	/* what is said of this one, if not of all */
-	int			progress;		/* bits to set */
-	int			reason;			/* 0: as for all */
-	const text *error;			/* NULL: as for all */
-} OutboxLeaseRef;
-
 typedef enum OutboxSettlement
 {
 	OUTBOX_ACK,
@@ -28,15 +17,31 @@ typedef enum OutboxSettlement
 	OUTBOX_FAIL,
 	OUTBOX_RENEW,
 	OUTBOX_RELEASE,
-	OUTBOX_ADVANCE				/* done, if its progress says so, else
+	OUTBOX_ADVANCE,				/* done, if its progress says so, else
 								 * released */
+	OUTBOX_EACH_ITS_OWN			/* as each lease says */
 } OutboxSettlement;
+
+/* One lease that somebody wants to settle. */
+typedef struct OutboxLeaseRef
+{
+	int64		id;
+	int			attempts;		/* must be the message's, unless negative */
+	/* what is said of this one, if not of all */
+	OutboxSettlement what;
+	int			rank;			/* of one message, the lowest counts */
+	int			progress;		/* bits to set */
+	int			reason;			/* 0: as for all */
+	const text *error;			/* NULL: as for all */
+} OutboxLeaseRef;
 
 /* What is wanted of them, all alike. */
 typedef struct OutboxSettle
 {
 	const OutboxStore *store;
 	OutboxSettlement what;
+	bool		skip_locked;	/* pass over what others have in their hands */
+	int			nskipped;		/* how many those were */
 	pg_uuid_t	owner;
 	int			nleases;
 	OutboxLeaseRef *leases;
@@ -55,7 +60,7 @@ typedef struct OutboxSettle
 extern int	outbox_settle(OutboxSettle *settle);
 extern int	outbox_release_all(const OutboxStore *store,
 							   const pg_uuid_t *owner);
-extern int	outbox_expire_all(const OutboxStore *store, const pg_uuid_t *owner);
+extern bool outbox_expire_all(const OutboxStore *store, const pg_uuid_t *owner);
 extern int	outbox_reap(const OutboxStore *store, int limit);
 
 #endif							/* OUTBOX_SETTLE_H */
