@@ -279,26 +279,34 @@ make_array(Datum *values, bool *isnull, int n, Oid type)
 											  type, typlen, typbyval, typalign));
 }
 
-/* Run a statement on a section: its columns are given as arrays. */
-static void
-write_section(const char *sql, const DerivedList *list)
-{
-	static const Oid types[5] = {UUIDARRAYOID, TEXTARRAYOID, UUIDARRAYOID, INT4ARRAYOID, TEXTARRAYOID};
-	static const Oid elements[5] = {UUIDOID, TEXTOID, UUIDOID, INT4OID, TEXTOID};
-	Datum	   *values[5];
-	bool	   *isnull[5];
-	Datum		args[5];
+#define DERIVED_COLUMNS 6
 
-	if (list->n == 0)
+/*
+ * Run a statement on what is done and what has failed; its columns are given
+ * as arrays.
+ */
+static void
+write_lists(const char *sql, const DerivedList *lists)
+{
+	static const Oid elements[DERIVED_COLUMNS] = {UUIDOID, TEXTOID, UUIDOID, INT4OID, TEXTOID, BOOLOID};
+	int			n = lists[0].n + lists[1].n;
+	Oid			types[DERIVED_COLUMNS];
+	Datum		args[DERIVED_COLUMNS];
+	Datum	   *values[DERIVED_COLUMNS];
+	bool	   *isnull[DERIVED_COLUMNS];
+
+	if (n == 0)
 		return;
-	for (int k = 0; k < 5; k++)
+	for (int k = 0; k < DERIVED_COLUMNS; k++)
 	{
-		values[k] = palloc0_array(Datum, list->n);
-		isnull[k] = palloc0_array(bool, list->n);
+		values[k] = palloc0_array(Datum, n);
+		isnull[k] = palloc0_array(bool, n);
 	}
-	for (int i = 0; i < list->n; i++)
+	for (int i = 0; i < n; i++)
 	{
-		const Derived *entry = &list->entries[i];
+		bool		failed = i >= lists[0].n;
+		const Derived *entry = failed ? &lists[1].entries[i - lists[0].n] :
+		&lists[0].entries[i];
 
 		values[0][i] = UUIDPGetDatum(entry->id);
 		values[1][i] = PointerGetDatum(entry->name);
@@ -309,10 +317,14 @@ write_section(const char *sql, const DerivedList *list)
 		isnull[3][i] = entry->status == NULL;
 		values[4][i] = PointerGetDatum(entry->error);
 		isnull[4][i] = entry->error == NULL;
+		values[5][i] = BoolGetDatum(failed);
 	}
-	for (int k = 0; k < 5; k++)
-		args[k] = make_array(values[k], isnull[k], list->n, elements[k]);
-	if (SPI_execute_with_args(sql, 5, (Oid *) types, args, NULL, false, 0) < 0)
+	for (int k = 0; k < DERIVED_COLUMNS; k++)
+	{
+		types[k] = get_array_type(elements[k]);
+		args[k] = make_array(values[k], isnull[k], n, elements[k]);
+	}
+	if (SPI_execute_with_args(sql, DERIVED_COLUMNS, types, args, NULL, false, 0) < 0)
 		elog(ERROR, "could not run a statement");
 }
 
@@ -332,17 +344,10 @@ write_derived(void *arg)
 						   save_context | SECURITY_LOCAL_USERID_CHANGE);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	for (int failed = 0; failed < 2; failed++)
-	{
-		write_section(failed ?
-					  "SELECT outbox._note_receptors($1, $2, $4, $5, 3)" :
-					  "SELECT outbox._note_receptors($1, $2, $4, $5, 2)",
-					  &sections->receptors[failed]);
-		write_section(failed ?
-					  "SELECT outbox._note_perspectives($1, $2, $3, $4, $5, 3)" :
-					  "SELECT outbox._note_perspectives($1, $2, $3, $4, $5, 2)",
-					  &sections->perspectives[failed]);
-	}
+	write_lists("SELECT outbox._note_receptors($1, $2, $4, $5, $6)",
+				sections->receptors);
+	write_lists("SELECT outbox._note_perspectives($1, $2, $3, $4, $5, $6)",
+				sections->perspectives);
 	if (SPI_finish() != SPI_OK_FINISH)
 		elog(ERROR, "could not disconnect from SPI");
 	SetUserIdAndSecContext(save_user, save_context);

@@ -161,14 +161,16 @@ AS 'MODULE_PATHNAME', 'outbox_owns_partition';
 COMMENT ON FUNCTION outbox._owns_partition(uuid, uuid[], integer) IS
     'Whether of these instances it is the one that has the partition.';
 
--- The sections of process_work_batch about receptors and perspectives. Of
--- several entries about the same the last one counts.
+-- The sections of process_work_batch about receptors and perspectives, what is
+-- done and what has failed together, so that all who write the same rows do so
+-- in the same order. Of several entries about the same the last one counts.
+-- Without a status it is 2 or, if it has failed, 3.
 CREATE FUNCTION outbox._note_receptors(
     message_ids    uuid[],
     receptor_names text[],
     statuses       integer[],
     errors         text[],
-    default_status integer
+    failed         boolean[]
 )
 RETURNS void
 LANGUAGE sql VOLATILE
@@ -177,10 +179,11 @@ AS $$
     INSERT INTO outbox.receptor_processing AS r
         (message_id, receptor_name, status, attempts, error, processed_at)
     SELECT DISTINCT ON (e.message_id, e.receptor_name)
-           e.message_id, e.receptor_name, coalesce(e.status, default_status), 1, e.error,
-           CASE WHEN default_status = 2 THEN clock_timestamp() END
-      FROM unnest(message_ids, receptor_names, statuses, errors)
-           WITH ORDINALITY e(message_id, receptor_name, status, error, n)
+           e.message_id, e.receptor_name,
+           coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END), 1, e.error,
+           CASE WHEN NOT e.failed THEN clock_timestamp() END
+      FROM unnest(message_ids, receptor_names, statuses, errors, failed)
+           WITH ORDINALITY e(message_id, receptor_name, status, error, failed, n)
      ORDER BY e.message_id, e.receptor_name, e.n DESC
     ON CONFLICT ON CONSTRAINT receptor_processing_pkey DO UPDATE
        SET status = excluded.status,
@@ -189,7 +192,7 @@ AS $$
            processed_at = excluded.processed_at
 $$;
 
-COMMENT ON FUNCTION outbox._note_receptors(uuid[], text[], integer[], text[], integer) IS
+COMMENT ON FUNCTION outbox._note_receptors(uuid[], text[], integer[], text[], boolean[]) IS
     'Writes down what receptors have made of messages.';
 
 CREATE FUNCTION outbox._note_perspectives(
@@ -198,7 +201,7 @@ CREATE FUNCTION outbox._note_perspectives(
     last_message_ids  uuid[],
     statuses          integer[],
     errors            text[],
-    default_status    integer
+    failed            boolean[]
 )
 RETURNS void
 LANGUAGE sql VOLATILE
@@ -208,9 +211,9 @@ AS $$
         (stream_id, perspective_name, last_message_id, status, error)
     SELECT DISTINCT ON (e.stream_id, e.perspective_name)
            e.stream_id, e.perspective_name, e.last_message_id,
-           coalesce(e.status, default_status), e.error
-      FROM unnest(stream_ids, perspective_names, last_message_ids, statuses, errors)
-           WITH ORDINALITY e(stream_id, perspective_name, last_message_id, status, error, n)
+           coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END), e.error
+      FROM unnest(stream_ids, perspective_names, last_message_ids, statuses, errors, failed)
+           WITH ORDINALITY e(stream_id, perspective_name, last_message_id, status, error, failed, n)
      ORDER BY e.stream_id, e.perspective_name, e.n DESC
     ON CONFLICT ON CONSTRAINT perspective_checkpoints_pkey DO UPDATE
        SET last_message_id = coalesce(excluded.last_message_id, p.last_message_id),
@@ -219,7 +222,7 @@ AS $$
            processed_at = excluded.processed_at
 $$;
 
-COMMENT ON FUNCTION outbox._note_perspectives(uuid[], text[], uuid[], integer[], text[], integer) IS
+COMMENT ON FUNCTION outbox._note_perspectives(uuid[], text[], uuid[], integer[], text[], boolean[]) IS
     'Writes down how far perspectives have come.';
 
 -- start_receptor(message_id, receptor_name)
@@ -253,7 +256,7 @@ BEGIN
     PERFORM outbox._require('message_id', complete_receptor.message_id),
             outbox._check_name('receptor_name', complete_receptor.receptor_name),
             outbox._note_receptors(ARRAY[complete_receptor.message_id], ARRAY[complete_receptor.receptor_name],
-                                   ARRAY[complete_receptor.status], ARRAY[NULL::text], 2);
+                                   ARRAY[complete_receptor.status], ARRAY[NULL::text], ARRAY[false]);
 END
 $$;
 
@@ -269,7 +272,7 @@ BEGIN
     PERFORM outbox._require('message_id', fail_receptor.message_id),
             outbox._check_name('receptor_name', fail_receptor.receptor_name),
             outbox._note_receptors(ARRAY[fail_receptor.message_id], ARRAY[fail_receptor.receptor_name],
-                                   ARRAY[NULL::integer], ARRAY[fail_receptor.error], 3);
+                                   ARRAY[NULL::integer], ARRAY[fail_receptor.error], ARRAY[true]);
 END
 $$;
 
@@ -316,7 +319,7 @@ BEGIN
             outbox._require('last_message_id', complete_perspective.last_message_id),
             outbox._note_perspectives(ARRAY[complete_perspective.stream_id], ARRAY[complete_perspective.perspective_name],
                                       ARRAY[complete_perspective.last_message_id], ARRAY[complete_perspective.status],
-                                      ARRAY[NULL::text], 2);
+                                      ARRAY[NULL::text], ARRAY[false]);
 END
 $$;
 
@@ -338,7 +341,7 @@ BEGIN
             outbox._check_name('perspective_name', fail_perspective.perspective_name),
             outbox._note_perspectives(ARRAY[fail_perspective.stream_id], ARRAY[fail_perspective.perspective_name],
                                       ARRAY[fail_perspective.last_message_id], ARRAY[NULL::integer],
-                                      ARRAY[fail_perspective.error], 3);
+                                      ARRAY[fail_perspective.error], ARRAY[true]);
 END
 $$;
 
