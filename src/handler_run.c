@@ -17,7 +17,9 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/table.h"
 #include "access/xact.h"
 #include "catalog/pg_authid.h"
 #include "catalog/pg_proc.h"
@@ -29,6 +31,7 @@
 #include "pgstat.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -88,11 +91,37 @@ outbox_handler_role_connects(Oid roleid)
 #endif
 }
 
+/*
+ * Is this role a superuser by now?  Not what the caches say: a worker can be
+ * called by the very commit that makes it one, before they are told.
+ */
+static bool
+is_superuser_now(Oid roleid)
+{
+	Relation	rel = table_open(AuthIdRelationId, AccessShareLock);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		result;
+
+	ScanKeyInit(&key, Anum_pg_authid_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(roleid));
+	scan = systable_beginscan(rel, AuthIdOidIndexId, true, snapshot, 1, &key);
+	tuple = systable_getnext(scan);
+	result = HeapTupleIsValid(tuple) &&
+		((Form_pg_authid) GETSTRUCT(tuple))->rolsuper;
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	table_close(rel, AccessShareLock);
+	return result;
+}
+
 /* May this role have handlers? */
 bool
 outbox_handler_role_allowed(Oid roleid)
 {
-	return !superuser_arg(roleid) || outbox_allow_superuser_handlers;
+	return outbox_allow_superuser_handlers || !is_superuser_now(roleid);
 }
 
 bool
