@@ -15,11 +15,13 @@
 
 static OutboxCatalog catalog;
 static bool catalog_valid = false;
+static uint64 ninvalidations = 0;
 
 static void
 forget_catalog(Datum arg, Oid relid)
 {
 	catalog_valid = false;
+	ninvalidations++;
 }
 
 /* From _PG_init. */
@@ -86,6 +88,7 @@ find_store(OutboxStoreKind kind, Oid namespace, const char *table,
 const OutboxCatalog *
 outbox_catalog(void)
 {
+	uint64		seen = ninvalidations;
 	Oid			nsp;
 
 	if (likely(catalog_valid))
@@ -124,7 +127,8 @@ outbox_catalog(void)
 	catalog.instances_pkey = find_relation(nsp, "instances_pkey");
 	catalog.message = find_relation(nsp, "message");
 	catalog.owner = relation_owner(catalog.stores[OUTBOX_QUEUE].table);
-	catalog_valid = true;
+	/* what was invalidated meanwhile is looked up again the next time */
+	catalog_valid = seen == ninvalidations;
 	return &catalog;
 }
 

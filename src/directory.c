@@ -16,6 +16,7 @@
  */
 #include "postgres.h"
 
+#include "access/twophase.h"
 #include "miscadmin.h"
 #include "utils/timestamp.h"
 
@@ -452,7 +453,8 @@ outbox_lanes_list(Oid relid, const OutboxLaneFilter *filter, TimestampTz now,
  * When will something next become due in the lanes that pass the filter, or a
  * lease in them end?  DT_NOEND if nothing will.  False if that is not known:
  * because we do not know all lanes, or because a lane has something due now,
- * which hides what comes later.
+ * which hides what comes later, or something that may be decided by a COMMIT
+ * PREPARED, of which nobody is told.
  */
 bool
 outbox_lanes_next_due(Oid relid, const OutboxLaneFilter *filter,
@@ -477,7 +479,8 @@ outbox_lanes_next_due(Oid relid, const OutboxLaneFilter *filter,
 			!outbox_lane_wanted(filter, entry->lane))
 			continue;
 		LWLockAcquire(&slot->lock, LW_SHARED);
-		known = slot->next_due > now && slot->leases_known;
+		known = slot->next_due > now && slot->leases_known &&
+			(slot->nholes == 0 || max_prepared_xacts == 0);
 		*due = Min(*due, slot->next_due);
 		for (int k = 0; k < slot->nbuckets; k++)
 		{

@@ -39,8 +39,8 @@ outbox_ended_add(OutboxEndedList *list, const pg_uuid_t *message_id,
 static bool
 wants_to_know(const Trigger *trigger)
 {
-	char		except = SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA ?
-	TRIGGER_FIRES_ON_ORIGIN : TRIGGER_FIRES_ON_REPLICA;
+	bool		replica = SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA;
+	char		except = replica ? TRIGGER_FIRES_ON_ORIGIN : TRIGGER_FIRES_ON_REPLICA;
 
 	return outbox_trigger_is_ours(trigger) &&
 		TRIGGER_TYPE_MATCHES(trigger->tgtype, TRIGGER_TYPE_STATEMENT,

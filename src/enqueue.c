@@ -493,10 +493,10 @@ log_enqueued(const OutboxMessage *message)
  * For drivers that would rather listen than wait in claim().  The server sends
  * a notification once per transaction, however often it is asked to.
  */
-static void
-notify(const OutboxStore *store, int nmessages)
+void
+outbox_notify_listeners(void)
 {
-	if (outbox_notify && store->kind == OUTBOX_QUEUE && nmessages > 0)
+	if (outbox_notify)
 		Async_Notify(OUTBOX_SCHEMA, "");
 }
 
@@ -562,7 +562,8 @@ outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 	if (enqueuer.context != NULL)
 		MemoryContextDelete(enqueuer.context);
 	outbox_table_close(&enqueuer.queue);
-	notify(store, nmessages);
+	if (store->kind == OUTBOX_QUEUE && nmessages > 0)
+		outbox_notify_listeners();
 	for (int i = 0; i < nmessages; i++)
 	{
 		if (messages[i].enqueued)

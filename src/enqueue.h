@@ -47,6 +47,7 @@ extern void outbox_make_row(const OutboxMessage *message,
 							const struct OutboxStreamTurn *turn,
 							TimestampTz now, Datum *values, bool *isnull,
 							int64 *lane, OutboxKey *key);
+extern void outbox_notify_listeners(void);
 extern void outbox_check_given_id(const OutboxMessage *message);
 extern void outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 						   int nmessages);

@@ -64,7 +64,7 @@ read_handler(TupleTableSlot *slot)
 }
 
 static void
-load_handlers(void)
+read_all(void)
 {
 	Relation	rel;
 	Snapshot	snapshot;
@@ -95,6 +95,22 @@ load_handlers(void)
 	ExecDropSingleTupleTableSlot(slot);
 	UnregisterSnapshot(snapshot);
 	table_close(rel, AccessShareLock);
+}
+
+/* Half of them would be worse than none: after an error, begin anew. */
+static void
+load_handlers(void)
+{
+	PG_TRY();
+	{
+		read_all();
+	}
+	PG_CATCH();
+	{
+		handlers_valid = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 }
 
 /* All of them; good until the next invalidation is accepted. */

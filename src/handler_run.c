@@ -462,10 +462,11 @@ set_apart_suspects(Tasks *tasks)
 	foreach(lc, tasks->list)
 	{
 		Task	   *task = lfirst(lc);
-		bool		alone = kept != NIL &&
-		(task->suspect || ((Task *) linitial(kept))->suspect);
+		bool		alone;
 		MemoryContext old;
 
+		alone = kept != NIL &&
+			(task->suspect || ((Task *) linitial(kept))->suspect);
 		/* all that follows, to keep the order of streams */
 		if (alone || foreach_current_index(lc) > list_length(kept))
 		{

@@ -133,12 +133,13 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 			 TupleTableSlot *slot, TupleTableSlot *row, int position)
 {
 	const OutboxEnded *message = &counter->ended->messages[position];
-	OutboxJoinStatus outcome = message->status == OUTBOX_DONE ?
-	OUTBOX_JOIN_COMPLETED : OUTBOX_JOIN_FAILED;
+	OutboxJoinStatus outcome;
 	bool		wait = !counter->ended->must_not_wait;
 	TransactionId writer;
 	bool		doubted = false;
 
+	outcome = message->status == OUTBOX_DONE ? OUTBOX_JOIN_COMPLETED :
+		OUTBOX_JOIN_FAILED;
 	outbox_probe_seek(probe, UUIDPGetDatum(&message->message_id));
 	while (outbox_probe_next(probe, slot, &writer))
 	{

@@ -136,6 +136,8 @@ outbox_lane_remember_claim(OutboxLane *slot, Oid relid, int64 lane,
 		if (claims[i].slot == slot && claims[i].xid == xid)
 			return;
 	}
+	/* if we roll back, those who wait for the lane are told then */
+	outbox_wake_prepare();
 	claims = reserve(claims, nclaims, &max_claims, sizeof(OwnClaim));
 	claims[nclaims++] = OUTBOX_MAKE(OwnClaim, slot, relid, lane, xid);
 }

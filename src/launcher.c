@@ -39,6 +39,9 @@
 #define RETRY_MIN_MS 1000
 #define RETRY_MAX_MS 60000
 
+/* However often somebody says that there may be a new database. */
+#define DISCOVER_MIN_MS 500
+
 /* When the server has no room for a worker. */
 #define NO_SLOTS_MS 10000
 
@@ -161,7 +164,8 @@ assign_posts(List *databases, List *names, bool all)
 		post->served = true;
 		nserved++;
 		/* a worker is to find out whether it has the extension */
-		post->due = Min(post->due, GetCurrentTimestamp());
+		if (post->failures == 0)
+			post->due = Min(post->due, GetCurrentTimestamp());
 	}
 	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
 	{
@@ -298,9 +302,8 @@ next_post(TimestampTz now, int *nwaiting)
 
 /* Start workers where they are wanted; true if the server has no room. */
 static bool
-start_workers(TimestampTz now)
+start_workers(int nrunning, TimestampTz now)
 {
-	int			nrunning = count_running(now);
 	int			nwaiting;
 	int			at;
 	bool		room = true;
@@ -309,9 +312,17 @@ start_workers(TimestampTz now)
 		   nrunning < outbox_max_workers && room)
 	{
 		OutboxPost *post = &state->posts[at];
-		OutboxWorkerOrder order = {post->dbid, post->roleid};
+		OutboxWorkerOrder order;
 
 		LWLockAcquire(&state->lock, LW_EXCLUSIVE);
+		/* a worker may have let go of the post since we looked */
+		if (!wants_worker(post, now))
+		{
+			LWLockRelease(&state->lock);
+			continue;
+		}
+		order.dbid = post->dbid;
+		order.roleid = post->roleid;
 		post->running = true;
 		post->called = false;
 		post->left_well = false;
@@ -344,9 +355,13 @@ start_workers(TimestampTz now)
 /* Time                                                                   */
 /* ---------------------------------------------------------------------- */
 
-/* Have somebody look where leases have ended; when does the next one? */
+/*
+ * Have somebody look where leases have ended; when does the next one?  Where
+ * one has ended already, a worker is there, or waits for its turn, or for the
+ * end of its delay: each of these wakes us.
+ */
 static TimestampTz
-watch_leases(void)
+watch_leases(TimestampTz now)
 {
 	TimestampTz next = DT_NOEND;
 
@@ -365,10 +380,11 @@ watch_leases(void)
 		ends = Max(ends, TimestampTzPlusMilliseconds(post->started_at,
 													 OUTBOX_REAP_DELAY_MS));
 		LWLockAcquire(&state->lock, LW_EXCLUSIVE);
-		if (!post->running)
+		if (!post->running && post->failures == 0)
 			post->due = Min(post->due, ends);
 		LWLockRelease(&state->lock);
-		next = Min(next, ends);
+		if (ends > now)
+			next = Min(next, ends);
 	}
 	return next;
 }
@@ -421,6 +437,7 @@ void
 outbox_launcher_main(Datum arg)
 {
 	TimestampTz next_discovery = 0;
+	TimestampTz discovered_at = 0;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
@@ -436,6 +453,7 @@ outbox_launcher_main(Datum arg)
 	{
 		TimestampTz now;
 		TimestampTz until;
+		int			nrunning;
 		bool		no_room;
 
 		ResetLatch(MyLatch);
@@ -449,15 +467,22 @@ outbox_launcher_main(Datum arg)
 			absent = NIL;
 			next_discovery = now;
 		}
-		if (now >= next_discovery || state->discover)
+		if (now >= next_discovery ||
+			(state->discover &&
+			 now >= TimestampTzPlusMilliseconds(discovered_at, DISCOVER_MIN_MS)))
 		{
+			discovered_at = now;
 			discover();
 			next_discovery = TimestampTzPlusMilliseconds(now,
 														 (int64) outbox_discovery_interval * 1000);
 		}
-		until = watch_leases();
-		no_room = start_workers(now);
+		nrunning = count_running(now);
+		until = watch_leases(now);
+		no_room = start_workers(nrunning, now);
 		until = Min(until, next_due(next_discovery, no_room, now));
+		if (state->discover)
+			until = Min(until, TimestampTzPlusMilliseconds(discovered_at,
+														   DISCOVER_MIN_MS));
 		pg_atomic_write_u64(&state->sleeps_until, (uint64) until);
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,

@@ -114,7 +114,7 @@ add_policy(TupleTableSlot *slot)
 }
 
 static void
-load_policies(void)
+read_all(void)
 {
 	HASHCTL		ctl = {.keysize = sizeof(int64),
 	.entrysize = sizeof(PolicyEntry)};
@@ -151,6 +151,22 @@ load_policies(void)
 	ExecDropSingleTupleTableSlot(slot);
 	UnregisterSnapshot(snapshot);
 	table_close(rel, AccessShareLock);
+}
+
+/* Half of them would be worse than none: after an error, begin anew. */
+static void
+load_policies(void)
+{
+	PG_TRY();
+	{
+		read_all();
+	}
+	PG_CATCH();
+	{
+		policies_valid = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 }
 
 static const PolicyEntry *

@@ -80,6 +80,8 @@ start_shmem(void)
 	if (!found)
 		outbox_directory_init(shared_block, outbox_max_lanes);
 	LWLockRelease(AddinShmemInitLock);
+	/* not later: the first use can be at the end of a transaction */
+	LWLockRegisterTranche(shared_block->tranche, "outbox");
 }
 
 /* From _PG_init, when the library is preloaded. */
@@ -203,9 +205,9 @@ outbox_shmem(void)
 		if (IsInParallelMode() || !IsTransactionState())
 			return NULL;
 		attach_or_go_without();
+		if (shared_block != NULL)
+			LWLockRegisterTranche(shared_block->tranche, "outbox");
 	}
-	if (shared_block != NULL)
-		LWLockRegisterTranche(shared_block->tranche, "outbox");
 	shared_ready = true;
 	return shared_block;
 }

@@ -305,9 +305,10 @@ write_lists(const char *sql, const DerivedList *lists)
 	for (int i = 0; i < n; i++)
 	{
 		bool		failed = i >= lists[0].n;
-		const Derived *entry = failed ? &lists[1].entries[i - lists[0].n] :
-		&lists[0].entries[i];
+		const Derived *entry;
 
+		entry = failed ? &lists[1].entries[i - lists[0].n] :
+			&lists[0].entries[i];
 		values[0][i] = UUIDPGetDatum(entry->id);
 		values[1][i] = PointerGetDatum(entry->name);
 		values[2][i] = UUIDPGetDatum(entry->last_message_id);

@@ -196,12 +196,16 @@ Datum
 outbox_run_handlers(PG_FUNCTION_ARGS)
 {
 	int			n = 0;
+	List	   *copies = NIL;
 	ListCell   *lc;
 
 	outbox_begin_call("outbox._run_handlers()");
-	foreach(lc, list_copy(outbox_handlers()))
+	/* what we are given may be gone as soon as the first of them has run */
+	foreach(lc, outbox_handlers())
+		copies = lappend(copies, outbox_handler_copy(lfirst(lc)));
+	foreach(lc, copies)
 	{
-		const OutboxHandler *handler = outbox_handler_copy(lfirst(lc));
+		const OutboxHandler *handler = lfirst(lc);
 		Oid			roleid = get_role_oid(handler->role, true);
 
 		if (OidIsValid(roleid) && outbox_handler_role_allowed(roleid) &&

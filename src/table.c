@@ -51,11 +51,13 @@
 /* Our triggers and constraints are called outbox_... */
 #define OUR_PREFIX "outbox_"
 
-/* What is known of one table; lives in its own memory context. */
+/*
+ * What is known of one table; lives in its own memory context.  It is never
+ * changed, but replaced, and the old one stays until the end of the
+ * transaction: so who has opened the table can rely on it.
+ */
 typedef struct OutboxTableInfo
 {
-	Oid			relid;			/* hash key */
-	bool		valid;
 	bool		direct;
 	MemoryContext context;
 	int			nindexes;
@@ -63,9 +65,21 @@ typedef struct OutboxTableInfo
 	IndexInfo **index_infos;
 	AttrNumber *partial_on;		/* index only has rows where this is not null */
 	TupleDesc	desc;			/* our copy; made with the batch */
+	const struct OutboxTable *batch_user;	/* who uses the batch, */
+	uint64		batch_xact;		/* unless that was an earlier transaction */
 	TupleTableSlot *batch[OUTBOX_BATCH_ROWS];
 } OutboxTableInfo;
 
+/* Where it is found. */
+typedef struct OutboxTableEntry
+{
+	Oid			relid;			/* hash key */
+	uint32		changes;		/* invalidations so far */
+	uint32		info_changes;	/* and when info was begun */
+	OutboxTableInfo *info;
+} OutboxTableEntry;
+
+static uint64 xact_count = 0;	/* transactions of this backend so far */
 static HTAB *table_infos = NULL;
 static List *stale_contexts = NIL;
 
@@ -76,19 +90,19 @@ forget_table(Datum arg, Oid relid)
 		return;
 	if (OidIsValid(relid))
 	{
-		OutboxTableInfo *info = hash_search(table_infos, &relid, HASH_FIND, NULL);
+		OutboxTableEntry *entry = hash_search(table_infos, &relid, HASH_FIND, NULL);
 
-		if (info != NULL)
-			info->valid = false;
+		if (entry != NULL)
+			entry->changes++;
 	}
 	else
 	{
 		HASH_SEQ_STATUS seq;
-		OutboxTableInfo *info;
+		OutboxTableEntry *entry;
 
 		hash_seq_init(&seq, table_infos);
-		while ((info = hash_seq_search(&seq)) != NULL)
-			info->valid = false;
+		while ((entry = hash_seq_search(&seq)) != NULL)
+			entry->changes++;
 	}
 }
 
@@ -109,6 +123,7 @@ outbox_table_xact_end(void)
 		MemoryContextDelete(lfirst(lc));
 	list_free(stale_contexts);
 	stale_contexts = NIL;
+	xact_count++;
 }
 
 /* ---------------------------------------------------------------------- */
@@ -137,8 +152,7 @@ simple_index(Relation index, const IndexInfo *info, AttrNumber *partial_on)
 {
 	Form_pg_index form = index->rd_index;
 
-	return form->indisvalid && form->indisready && !form->indcheckxmin &&
-		form->indimmediate && info->ii_Expressions == NIL &&
+	return form->indimmediate && info->ii_Expressions == NIL &&
 		info->ii_ExclusionOps == NULL &&
 		index->rd_rel->relam == BTREE_AM_OID &&
 		simple_predicate(info->ii_Predicate, partial_on);
@@ -223,17 +237,21 @@ as_we_made_it(Relation rel, int natts)
 		only_our_triggers(rel->trigdesc);
 }
 
-static void
-build_info(OutboxTableInfo *info, Relation rel, int natts)
+static OutboxTableInfo *
+build_info(Relation rel, int natts)
 {
+	/* ours only when it is complete: an error leaves nothing behind */
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
+												  "outbox table",
+												  ALLOCSET_SMALL_SIZES);
+	OutboxTableInfo *info = MemoryContextAllocZero(context,
+												   sizeof(OutboxTableInfo));
 	MemoryContext old;
 	List	   *index_oids;
 	ListCell   *lc;
 	int			n = 0;
 
-	info->context = AllocSetContextCreate(CacheMemoryContext,
-										  "outbox table",
-										  ALLOCSET_SMALL_SIZES);
+	info->context = context;
 	info->direct = as_we_made_it(rel, natts);
 	index_oids = RelationGetIndexList(rel);
 
@@ -246,6 +264,12 @@ build_info(OutboxTableInfo *info, Relation rel, int natts)
 	{
 		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
 
+		/* one that is just being built concurrently, and wants no rows yet */
+		if (!index->rd_index->indisready)
+		{
+			index_close(index, NoLock);
+			continue;
+		}
 		info->index_oids[n] = lfirst_oid(lc);
 		info->index_infos[n] = BuildIndexInfo(index);
 		if (!simple_index(index, info->index_infos[n], &info->partial_on[n]))
@@ -253,49 +277,50 @@ build_info(OutboxTableInfo *info, Relation rel, int natts)
 		index_close(index, NoLock);
 		n++;
 	}
+	info->nindexes = n;
 	MemoryContextSwitchTo(old);
 	list_free(index_oids);
+	MemoryContextSetParent(context, CacheMemoryContext);
+	return info;
 }
 
 static OutboxTableInfo *
 get_info(Relation rel, int natts)
 {
 	Oid			relid = RelationGetRelid(rel);
-	OutboxTableInfo *info;
+	OutboxTableEntry *entry;
 	bool		found;
 
 	if (table_infos == NULL)
 	{
 		HASHCTL		ctl = {.keysize = sizeof(Oid),
-			.entrysize = sizeof(OutboxTableInfo),
+			.entrysize = sizeof(OutboxTableEntry),
 		.hcxt = CacheMemoryContext};
 
 		table_infos = hash_create("outbox tables", 16, &ctl,
 								  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 	}
-	info = hash_search(table_infos, &relid, HASH_ENTER, &found);
+	entry = hash_search(table_infos, &relid, HASH_ENTER, &found);
 	if (!found)
 	{
-		info->valid = false;
-		info->context = NULL;
+		entry->changes = 0;
+		entry->info = NULL;
 	}
-	while (!info->valid)
+	while (entry->info == NULL || entry->info_changes != entry->changes)
 	{
-		if (info->context != NULL)
+		if (entry->info != NULL)
 		{
 			MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
-			stale_contexts = lappend(stale_contexts, info->context);
+			stale_contexts = lappend(stale_contexts, entry->info->context);
 			MemoryContextSwitchTo(old);
-			info->context = NULL;
+			entry->info = NULL;
 		}
 		/* an invalidation that comes in while we build sends us round again */
-		info->valid = true;
-		info->desc = NULL;
-		memset(info->batch, 0, sizeof(info->batch));
-		build_info(info, rel, natts);
+		entry->info_changes = entry->changes;
+		entry->info = build_info(rel, natts);
 	}
-	return info;
+	return entry->info;
 }
 
 /* Somebody may drop the extension while we wait for the lock. */
@@ -330,6 +355,8 @@ outbox_table_open(OutboxTable *table, Oid relid, int natts)
 	if (table->direct && rel->rd_rel->relrowsecurity)
 		table->direct = check_enable_rls(relid, InvalidOid, true) != RLS_ENABLED;
 	table->indexes = NULL;
+	table->context = CurrentMemoryContext;
+	table->batch = NULL;
 	if (table->direct && info->nindexes > 0)
 	{
 		table->indexes = palloc_array(Relation, info->nindexes);
@@ -372,6 +399,8 @@ outbox_table_close(OutboxTable *table)
 {
 	for (int i = 0; table->indexes != NULL && i < table->info->nindexes; i++)
 		index_close(table->indexes[i], NoLock);
+	if (table->info != NULL && table->info->batch_user == table)
+		table->info->batch_user = NULL;
 	table_close(table->rel, NoLock);
 }
 
@@ -395,24 +424,45 @@ outbox_table_new_row(OutboxTable *table)
 /*
  * The i'th of OUTBOX_BATCH_ROWS slots for outbox_table_multi_insert, to store
  * a heap tuple in.  They outlive the call: making a hundred slots for every
- * batch would cost more than filling them.
+ * batch would cost more than filling them.  Where somebody's trigger calls us
+ * while a batch is being filled, each has its own.
  */
 TupleTableSlot *
 outbox_table_batch_row(OutboxTable *table, int i)
 {
 	OutboxTableInfo *info = table->info;
+	TupleTableSlot **batch;
+	MemoryContext context;
 
-	if (info->batch[i] == NULL)
+	if (table->batch == NULL &&
+		(info->batch_user == NULL || info->batch_user == table ||
+		 info->batch_xact != xact_count))
+	{
+		info->batch_user = table;
+		info->batch_xact = xact_count;
+		batch = info->batch;
+		context = info->context;
+	}
+	else
+	{
+		if (table->batch == NULL)
+			table->batch = MemoryContextAllocZero(table->context,
+												  sizeof(info->batch));
+		batch = table->batch;
+		context = table->context;
+	}
+	if (batch[i] == NULL)
 	{
 		MemoryContext old = MemoryContextSwitchTo(info->context);
 
 		/* a copy, because a reference to the relcache's ends with us */
 		if (info->desc == NULL)
 			info->desc = CreateTupleDescCopyConstr(RelationGetDescr(table->rel));
-		info->batch[i] = MakeSingleTupleTableSlot(info->desc, &TTSOpsHeapTuple);
+		MemoryContextSwitchTo(context);
+		batch[i] = MakeSingleTupleTableSlot(info->desc, &TTSOpsHeapTuple);
 		MemoryContextSwitchTo(old);
 	}
-	return info->batch[i];
+	return batch[i];
 }
 
 /*

@@ -241,6 +241,8 @@ typedef struct OutboxTable
 	struct OutboxTableInfo *info;
 	Relation   *indexes;
 	bool		direct;			/* may be written without the executor */
+	MemoryContext context;		/* in which it was opened */
+	TupleTableSlot **batch;		/* our own, if those of info are in use */
 } OutboxTable;
 
 typedef enum OutboxRowResult

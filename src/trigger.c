@@ -183,6 +183,15 @@ outbox_queue_changed(PG_FUNCTION_ARGS)
 								tuple_key(old, desc));
 	if (TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
 		return PointerGetDatum(NULL);
+	if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
+	{
+		Datum		expires_at = heap_getattr(new, Q_EXPIRES_AT, desc, &isnull);
+
+		if (!isnull)
+			outbox_wake_note_due(DatumGetTimestampTz(expires_at));
+		if (relid == outbox_store(OUTBOX_QUEUE)->table)
+			outbox_notify_listeners();
+	}
 
 	locked_until = heap_getattr(new, Q_LOCKED_UNTIL, desc, &isnull);
 	if (!isnull)

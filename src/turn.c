@@ -10,7 +10,9 @@
  * is that two look at the same moment, see nothing, and both write; for that
  * a lock on one of a few hundred buckets, held while looking and writing.
  *
- * Nobody waits for a transaction while holding a bucket.  So buckets cannot
+ * Nobody waits for a transaction while holding a bucket, but for those who
+ * insert into a stream by plain SQL: their bucket is kept to the end of their
+ * transaction (outbox_stream_turn_keep).  For all others buckets cannot
  * take part in a deadlock, and two keys in one bucket cost each other
  * microseconds.
  */

@@ -56,6 +56,7 @@ typedef struct Note
 static Note notes[MAX_NOTES];
 static int	nnotes = 0;
 static uint32 wait_topic;		/* hash of the topic that is the worker's */
+static bool wait_topic_known = false;	/* in this transaction */
 static bool note_all = false;
 static bool policies_changed = false;
 static bool note_worker = false;
@@ -80,6 +81,20 @@ outbox_wake_init(OutboxWakeState *state, int tranche)
 /* Those who wake                                                         */
 /* ---------------------------------------------------------------------- */
 
+/*
+ * At the end of a transaction nothing may be allocated or converted, so what
+ * is needed then is made before.  To be called while the transaction runs, by
+ * whoever may note something at its end.
+ */
+void
+outbox_wake_prepare(void)
+{
+	if (wait_topic_known)
+		return;
+	wait_topic = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
+	wait_topic_known = true;
+}
+
 /* Who waits for this lane is to look when this transaction has ended. */
 void
 outbox_wake_note(Oid relid, int64 lane)
@@ -89,13 +104,7 @@ outbox_wake_note(Oid relid, int64 lane)
 		if (notes[i].lane == lane && notes[i].relid == relid)
 			return;
 	}
-
-	/*
-	 * at the end of the transaction nothing may fail, so not even be
-	 * converted
-	 */
-	if (nnotes == 0)
-		wait_topic = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
+	outbox_wake_prepare();
 	if (nnotes < MAX_NOTES)
 		notes[nnotes++] = OUTBOX_MAKE(Note, relid, lane);
 	else
@@ -208,14 +217,15 @@ outbox_wake_xact_end(bool prepared)
 {
 	OutboxShared *shared;
 
+	wait_topic_known = false;
 	if (nnotes == 0 && !note_all && !note_worker &&
 		note_due == PG_INT64_MAX && note_lease == PG_INT64_MAX)
 		return;
 	shared = outbox_shmem();
-	if (!prepared)
-		outbox_wake_now();
-	else if (shared != NULL)
+	if (prepared && shared != NULL)
 		pg_atomic_write_u32(&shared->wake.prepared, 1);
+	/* who looks now finds what was prepared undecided, and looks again */
+	outbox_wake_now();
 	nnotes = 0;
 	note_all = policies_changed = note_worker = false;
 	note_due = note_lease = PG_INT64_MAX;

@@ -41,6 +41,7 @@ typedef struct OutboxWakeState
 
 extern void outbox_wake_init(OutboxWakeState *state, int tranche);
 
+extern void outbox_wake_prepare(void);
 extern void outbox_wake_note(Oid relid, int64 lane);
 extern void outbox_wake_note_all(void);
 extern void outbox_wake_note_worker(void);

@@ -60,7 +60,6 @@ static MemoryContext worker_context = NULL; /* of one round */
 static OutboxWorkerOrder order;
 static OutboxWorkersState *state = NULL;
 static OutboxPost *post = NULL;
-static TimestampTz next_upkeep = 0;
 
 /* ---------------------------------------------------------------------- */
 /* Transactions                                                           */
@@ -175,11 +174,12 @@ upkeep(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
 
-	if (now < next_upkeep)
+	/* nobody else reads or writes it while we are there */
+	if (now < post->next_upkeep)
 		return;
 	(void) run_sql("SELECT outbox.cleanup()::bigint");
 	(void) run_sql("SELECT outbox.reconcile_joins()::bigint");
-	next_upkeep = TimestampTzPlusMilliseconds(now, UPKEEP_INTERVAL_MS);
+	post->next_upkeep = TimestampTzPlusMilliseconds(now, UPKEEP_INTERVAL_MS);
 }
 
 static int64
@@ -232,7 +232,7 @@ own_due(void)
 		wait_due = Min(wait_due, due);
 	}
 	commit();
-	return Min(Min(next_upkeep, wait_due), TimestampTzPlusMilliseconds(now, ms));
+	return Min(Min(post->next_upkeep, wait_due), TimestampTzPlusMilliseconds(now, ms));
 }
 
 /* ---------------------------------------------------------------------- */
@@ -295,6 +295,8 @@ handlers_round(List *handlers)
 		const OutboxHandler *handler = lfirst(lc);
 
 		CHECK_FOR_INTERRUPTS();
+		/* the transactions of the one before have left us in another */
+		MemoryContextSwitchTo(worker_context);
 		pgstat_report_activity(STATE_RUNNING,
 							   psprintf("outbox: handler %s", handler->function));
 		n += outbox_handler_run(handler);
@@ -450,11 +452,23 @@ pin_settings(void)
 		{"lock_timeout", "0"},
 		{"idle_in_transaction_session_timeout", "0"},
 		{"session_replication_role", "origin"},
+#if PG_VERSION_NUM >= 170000
+		{"transaction_timeout", "0"},
+#endif
 		{"zero_damaged_pages", "off"},
 	};
 
 	for (int i = 0; i < lengthof(pinned); i++)
 		SetConfigOption(pinned[i][0], pinned[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+static void
+reload_settings(void)
+{
+	if (!ConfigReloadPending)
+		return;
+	ConfigReloadPending = false;
+	ProcessConfigFile(PGC_SIGHUP);
 }
 
 /* Sleep until somebody calls; false if nobody does in that time. */
@@ -466,11 +480,7 @@ called_within(long ms)
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (ConfigReloadPending)
-		{
-			ConfigReloadPending = false;
-			ProcessConfigFile(PGC_SIGHUP);
-		}
+		reload_settings();
 		if (was_called())
 			return true;
 		ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
@@ -520,6 +530,7 @@ work(void)
 		MemoryContextSwitchTo(worker_context);
 		MemoryContextReset(worker_context);
 		CHECK_FOR_INTERRUPTS();
+		reload_settings();
 		(void) was_called();
 		leave_if_unserved();
 		if (!extension_is_there())

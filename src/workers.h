@@ -33,6 +33,7 @@ typedef struct OutboxPost
 	int			failures;		/* in a row */
 	TimestampTz due;			/* when to start one, if nobody calls before */
 	TimestampTz started_at;
+	TimestampTz next_upkeep;	/* of a database: when to look after the rest */
 	Latch	   *latch;			/* the worker's */
 	int			nlanes;			/* served by handlers; -1: too many */
 	int64		lanes[OUTBOX_POST_LANES];

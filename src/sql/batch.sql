@@ -163,7 +163,8 @@ COMMENT ON FUNCTION outbox._owns_partition(uuid, uuid[], integer) IS
 
 -- The sections of process_work_batch about receptors and perspectives, what is
 -- done and what has failed together, so that all who write the same rows do so
--- in the same order. Of several entries about the same the last one counts.
+-- in the same order. Of several entries about the same the last one counts, and
+-- a section is an attempt.
 -- Without a status it is 2 or, if it has failed, 3.
 CREATE FUNCTION outbox._note_receptors(
     message_ids    uuid[],
@@ -178,16 +179,19 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO outbox.receptor_processing AS r
         (message_id, receptor_name, status, attempts, error, processed_at)
-    SELECT DISTINCT ON (e.message_id, e.receptor_name)
-           e.message_id, e.receptor_name,
-           coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END), 1, e.error,
-           CASE WHEN NOT e.failed THEN clock_timestamp() END
+    SELECT e.message_id, e.receptor_name,
+           (array_agg(coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END) ORDER BY e.n DESC))[1],
+           count(DISTINCT e.failed),
+           (array_agg(e.error ORDER BY e.n DESC))[1],
+           CASE WHEN NOT (array_agg(e.failed ORDER BY e.n DESC))[1] THEN clock_timestamp() END
       FROM unnest(message_ids, receptor_names, statuses, errors, failed)
            WITH ORDINALITY e(message_id, receptor_name, status, error, failed, n)
-     ORDER BY e.message_id, e.receptor_name, e.n DESC
+     GROUP BY e.message_id, e.receptor_name
+     ORDER BY e.message_id, e.receptor_name
     ON CONFLICT ON CONSTRAINT receptor_processing_pkey DO UPDATE
        SET status = excluded.status,
-           attempts = CASE WHEN r.status = 1 THEN r.attempts ELSE r.attempts + 1 END,
+           -- the attempt that was started is one of them
+           attempts = r.attempts + excluded.attempts - CASE WHEN r.status = 1 THEN 1 ELSE 0 END,
            error = excluded.error,
            processed_at = excluded.processed_at
 $$;
@@ -209,12 +213,14 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO outbox.perspective_checkpoints AS p
         (stream_id, perspective_name, last_message_id, status, error)
-    SELECT DISTINCT ON (e.stream_id, e.perspective_name)
-           e.stream_id, e.perspective_name, e.last_message_id,
-           coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END), e.error
+    SELECT e.stream_id, e.perspective_name,
+           (array_agg(e.last_message_id ORDER BY e.n DESC) FILTER (WHERE e.last_message_id IS NOT NULL))[1],
+           (array_agg(coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END) ORDER BY e.n DESC))[1],
+           (array_agg(e.error ORDER BY e.n DESC))[1]
       FROM unnest(stream_ids, perspective_names, last_message_ids, statuses, errors, failed)
            WITH ORDINALITY e(stream_id, perspective_name, last_message_id, status, error, failed, n)
-     ORDER BY e.stream_id, e.perspective_name, e.n DESC
+     GROUP BY e.stream_id, e.perspective_name
+     ORDER BY e.stream_id, e.perspective_name
     ON CONFLICT ON CONSTRAINT perspective_checkpoints_pkey DO UPDATE
        SET last_message_id = coalesce(excluded.last_message_id, p.last_message_id),
            status = excluded.status,

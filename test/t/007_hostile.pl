@@ -48,6 +48,7 @@ my %values = (
 	regrole => [ 'current_user', "'0'", "'4294967295'", "'pg_monitor'", "'\"odd \"\" role\"'" ],
 	name => [ "''", "'x'", "'template1'" ],
 	xid => [ "'0'", "'3'", "'4294967295'" ],
+	'boolean[]' => [ "'{}'", "'{NULL}'", "'{true}'" ],
 	'uuid[]' => [ "'{}'", "'{NULL}'", "'{00000000-0000-0000-0000-000000000000}'" ],
 	regprocedure => [ "'0'", "'4294967295'", "'pg_catalog.now()'" ],
 	anyelement => [ 'NULL::text', '1' ],
