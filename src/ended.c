@@ -70,30 +70,24 @@ fire(Relation rel, Trigger *trigger)
 void
 outbox_ended_fire(OutboxTable *queue, const OutboxEndedList *list)
 {
-	TriggerDesc *triggers = queue->rel->trigdesc;
+	const TriggerDesc *triggers = outbox_table_triggers(queue);
 
 	if (list->n == 0 || triggers == NULL)
 		return;
 	for (int i = 0; i < triggers->numtriggers; i++)
 	{
-		/* the firing may have the descriptor rebuilt: keep our own copy */
-		Trigger		trigger = triggers->triggers[i];
-
-		if (!wants_to_know(&trigger))
+		if (!wants_to_know(&triggers->triggers[i]))
 			continue;
 		current = list;
 		PG_TRY();
 		{
-			fire(queue->rel, &trigger);
+			fire(queue->rel, &triggers->triggers[i]);
 		}
 		PG_FINALLY();
 		{
 			current = NULL;
 		}
 		PG_END_TRY();
-		triggers = queue->rel->trigdesc;
-		if (triggers == NULL)
-			break;
 	}
 }
 

@@ -60,6 +60,7 @@ typedef struct OutboxTableInfo
 {
 	bool		direct;
 	MemoryContext context;
+	TriggerDesc *triggers;
 	int			nindexes;
 	Oid		   *index_oids;
 	IndexInfo **index_infos;
@@ -219,7 +220,7 @@ only_our_constraints(const TupleConstr *constr)
  * somebody has added something that only the executor knows to honour.
  */
 static bool
-as_we_made_it(Relation rel, int natts)
+as_we_made_it(Relation rel, const TriggerDesc *triggers, int natts)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 
@@ -234,7 +235,7 @@ as_we_made_it(Relation rel, int natts)
 			return false;
 	}
 	return only_our_constraints(desc->constr) &&
-		only_our_triggers(rel->trigdesc);
+		only_our_triggers(triggers);
 }
 
 static OutboxTableInfo *
@@ -252,7 +253,11 @@ build_info(Relation rel, int natts)
 	int			n = 0;
 
 	info->context = context;
-	info->direct = as_we_made_it(rel, natts);
+	/* a copy, because to look at them may have the relcache's replaced */
+	old = MemoryContextSwitchTo(context);
+	info->triggers = CopyTriggerDesc(rel->trigdesc);
+	MemoryContextSwitchTo(old);
+	info->direct = as_we_made_it(rel, info->triggers, natts);
 	index_oids = RelationGetIndexList(rel);
 
 	old = MemoryContextSwitchTo(info->context);
@@ -372,6 +377,13 @@ outbox_store_open(OutboxTable *table, const OutboxStore *store)
 {
 	outbox_table_open(table, store->table, Q_NATTS);
 	table->store = store;
+}
+
+/* The triggers of a table that is open for writing; NULL if it has none. */
+const TriggerDesc *
+outbox_table_triggers(const OutboxTable *table)
+{
+	return table->info->triggers;
 }
 
 /* Is this table as we made it? */

@@ -269,6 +269,7 @@ extern void outbox_catalog_init(void);
 extern const OutboxCatalog *outbox_catalog(void);
 
 extern bool outbox_trigger_is_ours(const Trigger *trigger);
+extern const TriggerDesc *outbox_table_triggers(const OutboxTable *table);
 extern bool outbox_table_is_direct(Oid relid, int natts);
 extern Relation outbox_relation_open(Oid relid, LOCKMODE lockmode);
 extern const OutboxStore *outbox_store(OutboxStoreKind kind);
