@@ -415,8 +415,9 @@ Q
 	is_served($few, 'a server with room for one worker');
 	ok(poll(sub { !workers_in($few, undef) }, 10), 'it leaves');
 	# a parallel query takes the place
+	my $always = value($few, 'SHOW server_version_num') >= 160000 ? 'debug_parallel_query' : 'force_parallel_mode';
 	my $pid = client(sub {
-		my $parallel = connect_to($small, settings => ['SET force_parallel_mode = on']);
+		my $parallel = connect_to($small, settings => ["SET $always = on"]);
 		eval { $parallel->do('SELECT pg_sleep(600)') };
 	});
 	ok(poll(sub { count_of($few, "pg_stat_activity WHERE backend_type = 'parallel worker'") == 1 }, 20), 'no room is left');
