@@ -47,9 +47,10 @@ offered() {
 }
 
 # Install what is missing. A package of PostgreSQL would make a cluster and
-# start it; that is switched off meanwhile.
+# start it, and others would start services; that is switched off meanwhile.
 need_packages() {
     local missing=() package conf=/etc/postgresql-common/createcluster.conf
+    local policy=/usr/sbin/policy-rc.d
     for package; do
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
             missing+=("$package")
@@ -57,6 +58,12 @@ need_packages() {
     [ ${#missing[@]} -gt 0 ] || return 0
     say "installing ${missing[*]}"
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update >/dev/null || true
+    if [ -e "$policy" ]; then
+        policy=
+    else
+        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+        as_root chmod 755 "$policy"
+    fi
     # first, because it brings the setting
     as_root env DEBIAN_FRONTEND=noninteractive \
         apt-get -qq install -y --no-install-recommends postgresql-common >/dev/null
@@ -66,8 +73,10 @@ need_packages() {
         apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
     then
         as_root mv "$conf.outbox" "$conf"
+        [ -z "$policy" ] || as_root rm -f "$policy"
     else
         as_root mv "$conf.outbox" "$conf"
+        [ -z "$policy" ] || as_root rm -f "$policy"
         die "could not install ${missing[*]}"
     fi
 }
