@@ -146,7 +146,7 @@ assign_posts(List *databases, List *names, bool all)
 
 	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
 	state->discover = false;
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		if (!OidIsValid(state->posts[i].roleid))
 			state->posts[i].served = false;
@@ -167,7 +167,7 @@ assign_posts(List *databases, List *names, bool all)
 		if (post->failures == 0)
 			post->due = Min(post->due, GetCurrentTimestamp());
 	}
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		OutboxPost *post = &state->posts[i];
 		OutboxPost *own = outbox_post_find(state, post->dbid, InvalidOid);
@@ -250,7 +250,7 @@ count_running(TimestampTz now)
 	int			nrunning = 0;
 	pid_t		pid;
 
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		OutboxPost *post = &state->posts[i];
 
@@ -287,7 +287,7 @@ next_post(TimestampTz now, int *nwaiting)
 	int			best = -1;
 
 	*nwaiting = 0;
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		const OutboxPost *post = &state->posts[i];
 
@@ -365,7 +365,7 @@ watch_leases(TimestampTz now)
 {
 	TimestampTz next = DT_NOEND;
 
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		OutboxPost *post = &state->posts[i];
 		TimestampTz ends;
@@ -395,7 +395,7 @@ next_due(TimestampTz next_discovery, bool no_room, TimestampTz now)
 {
 	TimestampTz due = next_discovery;
 
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		const OutboxPost *post = &state->posts[i];
 

@@ -149,7 +149,7 @@ look_after_handlers(void)
 			theirs->due = DT_NOBEGIN;
 		}
 	}
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		OutboxPost *theirs = &state->posts[i];
 

@@ -40,6 +40,7 @@ outbox_workers_init(OutboxWorkersState *state, int tranche)
 	pg_atomic_init_u32(&state->nserved, 0);
 	state->discover = true;
 	state->no_slots = false;
+	state->nposts = 0;
 	memset(state->posts, 0, sizeof(state->posts));
 }
 
@@ -56,7 +57,7 @@ outbox_workers_state(void)
 OutboxPost *
 outbox_post_find(OutboxWorkersState *state, Oid dbid, Oid roleid)
 {
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		OutboxPost *post = &state->posts[i];
 
@@ -75,6 +76,8 @@ outbox_post_make(OutboxWorkersState *state, Oid dbid, Oid roleid)
 	if (post != NULL)
 		return post;
 	post = outbox_post_find(state, InvalidOid, InvalidOid);
+	if (post == NULL && state->nposts < OUTBOX_MAX_POSTS)
+		post = &state->posts[state->nposts++];
 	if (post == NULL)
 		return NULL;
 	memset(post, 0, sizeof(OutboxPost));
@@ -106,7 +109,7 @@ outbox_workers_want(int64 lane)
 	if (state == NULL || pg_atomic_read_u32(&state->nserved) == 0)
 		return false;
 	LWLockAcquire(&state->lock, LW_SHARED);
-	for (int i = 0; i < OUTBOX_MAX_POSTS && !result; i++)
+	for (int i = 0; i < state->nposts && !result; i++)
 	{
 		const OutboxPost *post = &state->posts[i];
 
@@ -132,7 +135,7 @@ outbox_workers_call(Oid dbid, bool look_for_database)
 	if (state == NULL)
 		return;
 	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		OutboxPost *post = &state->posts[i];
 
@@ -209,7 +212,7 @@ outbox_workers_count(OutboxWorkersState *state, OutboxWorkersCount *count)
 	count->launcher = state->launcher != NULL;
 	count->no_slots = state->no_slots;
 	count->waiting = pg_atomic_read_u32(&state->waiting);
-	for (int i = 0; i < OUTBOX_MAX_POSTS; i++)
+	for (int i = 0; i < state->nposts; i++)
 	{
 		const OutboxPost *post = &state->posts[i];
 

@@ -48,6 +48,7 @@ typedef struct OutboxWorkersState
 	pg_atomic_uint32 nserved;	/* posts that are */
 	bool		discover;		/* there may be a database it does not know */
 	bool		no_slots;		/* the server had no room for a worker */
+	int			nposts;			/* none beyond these was ever used */
 	OutboxPost	posts[OUTBOX_MAX_POSTS];
 } OutboxWorkersState;
 
