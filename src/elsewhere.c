@@ -12,23 +12,21 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "pgstat.h"
-#include "postmaster/bgworker.h"
 #include "storage/dsm.h"
 #include "storage/ipc.h"
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
-#include "utils/snapmgr.h"
 
 #include "args.h"
+#include "background.h"
 #include "compat.h"
 #include "worker.h"
 
@@ -48,8 +46,7 @@ static void
 run_statement(Errand *errand)
 {
 	SetConfigOption("search_path", "pg_catalog, pg_temp", PGC_SUSET, PGC_S_OVERRIDE);
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
+	outbox_background_begin();
 	if (!OidIsValid(get_extension_oid("pg_cron", true)))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
@@ -61,8 +58,7 @@ run_statement(Errand *errand)
 	if (SPI_execute(errand->statement, false, 0) < 0)
 		elog(ERROR, "could not run a statement");
 	SPI_finish();
-	PopActiveSnapshot();
-	CommitTransactionCommand();
+	outbox_background_commit();
 	errand->done = true;
 }
 
@@ -108,17 +104,10 @@ send_worker(dsm_segment *segment)
 	BackgroundWorkerHandle *handle;
 	BackgroundWorker worker;
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS |
-		BGWORKER_BACKEND_DATABASE_CONNECTION;
+	outbox_background_describe(&worker, "outbox errand", "outbox_errand_main");
 	worker.bgw_start_time = BgWorkerStart_ConsistentState;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
 	worker.bgw_notify_pid = MyProcPid;
 	worker.bgw_main_arg = UInt32GetDatum(dsm_segment_handle(segment));
-	strlcpy(worker.bgw_library_name, "outbox", BGW_MAXLEN);
-	strlcpy(worker.bgw_function_name, "outbox_errand_main", BGW_MAXLEN);
-	strlcpy(worker.bgw_name, "outbox errand", BGW_MAXLEN);
-	strlcpy(worker.bgw_type, "outbox errand", BGW_MAXLEN);
 	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),

@@ -41,6 +41,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "background.h"
 #include "claim.h"
 #include "compat.h"
 #include "guc.h"
@@ -380,22 +381,6 @@ outbox_handler_run_here(const OutboxHandler *handler, Oid roleid)
 /* In a worker                                                            */
 /* ---------------------------------------------------------------------- */
 
-static void
-begin(void)
-{
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
-}
-
-static void
-commit(void)
-{
-	PopActiveSnapshot();
-	CommitTransactionCommand();
-	pgstat_report_stat(false);
-}
-
 /*
  * Handle some messages in a transaction of their own.  False if it could not
  * be committed: then nothing was done, and the error is told.
@@ -408,9 +393,9 @@ try_transaction(const OutboxHandler *handler, const Tasks *tasks,
 
 	PG_TRY();
 	{
-		begin();
+		outbox_background_begin();
 		handle_tasks(handler, GetUserId(), tasks);
-		commit();
+		outbox_background_commit();
 		done = true;
 	}
 	PG_CATCH();
@@ -441,10 +426,10 @@ handle_singly(const OutboxHandler *handler, const Tasks *tasks)
 		one.list = list_make1(lfirst(lc));
 		if (!try_transaction(handler, &one, &edata))
 		{
-			begin();
+			outbox_background_begin();
 			(void) settle(&one, lfirst(lc), OUTBOX_NACK,
 						  report_failure(handler, lfirst(lc), edata), NULL);
-			commit();
+			outbox_background_commit();
 		}
 	}
 }
@@ -493,10 +478,10 @@ outbox_handler_run(const OutboxHandler *handler)
 
 	tasks.context = AllocSetContextCreate(TopMemoryContext, "outbox handler",
 										  ALLOCSET_DEFAULT_SIZES);
-	begin();
+	outbox_background_begin();
 	claim_tasks(handler, &tasks);
 	set_apart_suspects(&tasks);
-	commit();
+	outbox_background_commit();
 	n = list_length(tasks.list);
 	if (n == 1 || (n > 1 && !try_transaction(handler, &tasks, &edata)))
 		handle_singly(handler, &tasks);

@@ -17,7 +17,6 @@
 #include "catalog/pg_database.h"
 #include "miscadmin.h"
 #include "pgstat.h"
-#include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "tcop/tcopprot.h"
@@ -29,6 +28,7 @@
 #include "utils/varlena.h"
 #include "utils/wait_event.h"
 
+#include "background.h"
 #include "directory.h"
 #include "guc.h"
 #include "outbox.h"
@@ -207,17 +207,10 @@ start_worker(int at, const OutboxWorkerOrder *order)
 {
 	BackgroundWorker worker;
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS |
-		BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	outbox_background_describe(&worker, "outbox worker", "outbox_worker_main");
 	worker.bgw_notify_pid = MyProcPid;
-	strlcpy(worker.bgw_library_name, "outbox", BGW_MAXLEN);
-	strlcpy(worker.bgw_function_name, "outbox_worker_main", BGW_MAXLEN);
 	snprintf(worker.bgw_name, BGW_MAXLEN, "outbox worker for database %u",
 			 order->dbid);
-	strlcpy(worker.bgw_type, "outbox worker", BGW_MAXLEN);
 	memcpy(worker.bgw_extra, order, sizeof(*order));
 	return RegisterDynamicBackgroundWorker(&worker, &handles[at]);
 }
@@ -497,14 +490,8 @@ outbox_launcher_register(void)
 {
 	BackgroundWorker worker;
 
-	memset(&worker, 0, sizeof(worker));
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS |
-		BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	outbox_background_describe(&worker, "outbox launcher",
+							   "outbox_launcher_main");
 	worker.bgw_restart_time = 5;
-	strlcpy(worker.bgw_library_name, "outbox", BGW_MAXLEN);
-	strlcpy(worker.bgw_function_name, "outbox_launcher_main", BGW_MAXLEN);
-	strlcpy(worker.bgw_name, "outbox launcher", BGW_MAXLEN);
-	strlcpy(worker.bgw_type, "outbox launcher", BGW_MAXLEN);
 	RegisterBackgroundWorker(&worker);
 }

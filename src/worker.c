@@ -33,6 +33,7 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
+#include "background.h"
 #include "compat.h"
 #include "directory.h"
 #include "guc.h"
@@ -68,19 +69,15 @@ static OutboxPost *post = NULL;
 static void
 begin(const char *activity)
 {
-	SetCurrentStatementStartTimestamp();
 	pgstat_report_activity(STATE_RUNNING, activity);
-	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
+	outbox_background_begin();
 }
 
 static void
 commit(void)
 {
-	PopActiveSnapshot();
-	CommitTransactionCommand();
+	outbox_background_commit();
 	MemoryContextSwitchTo(worker_context);
-	pgstat_report_stat(false);
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
 
