@@ -45,13 +45,13 @@ else
 ## make dist           a release archive
 
 MODULE_big = outbox
-OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
+OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c src/*/*.c)))
 
 SQL_PARTS = $(addprefix src/sql/,$(shell cat src/sql/MANIFEST))
 DATA_built = $(EXTENSION)--$(EXTVERSION).sql
 DATA = $(wildcard src/sql/upgrade/$(EXTENSION)--*--*.sql)
 
-PG_CPPFLAGS = -DOUTBOX_VERSION='"$(EXTVERSION)"'
+PG_CPPFLAGS = -Isrc -DOUTBOX_VERSION='"$(EXTVERSION)"'
 PGFILEDESC = "outbox - transactional outbox, work queue and fan-in joins"
 
 REGRESS = extension enqueue dedupe claim settle reap streams topics retention security joins batch timers plain_sql
@@ -71,7 +71,7 @@ $(error pg_config was not found: install postgresql-server-dev-all, or set PG_CO
 endif
 include $(PGXS)
 
-$(OBJS): $(wildcard src/*.h)
+$(OBJS): $(wildcard src/*.h src/*/*.h)
 
 $(DATA_built): outbox.control src/sql/MANIFEST $(SQL_PARTS)
 	for part in $(SQL_PARTS); do cat $$part; echo; done > $@

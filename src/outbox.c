@@ -9,16 +9,16 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
-#include "guc.h"
-#include "handler.h"
-#include "history.h"
-#include "lane.h"
-#include "lane_xact.h"
-#include "policy.h"
-#include "shmem.h"
-#include "table.h"
-#include "wake.h"
-#include "worker.h"
+#include "util/guc.h"
+#include "queue/handler.h"
+#include "queue/history.h"
+#include "shmem/lane.h"
+#include "shmem/lane_xact.h"
+#include "queue/policy.h"
+#include "shmem/shmem.h"
+#include "table/table.h"
+#include "shmem/wake.h"
+#include "worker/worker.h"
 
 PG_MODULE_MAGIC;
 

@@ -1,0 +1,160 @@
+/*
+ * args.c
+ *	  The arguments of SQL-callable functions.
+ *
+ * A null where a value is needed is 22004, a value out of range or of the
+ * wrong shape 22023; both before anything is done.
+ */
+#include "postgres.h"
+
+#include "access/parallel.h"
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+
+#include "api/args.h"
+#include "outbox.h"
+
+/* Longest delay of a retry: long enough for anything, and no overflow. */
+#define MAX_DELAY_DAYS 36525
+
+/* Where writing is forbidden, so is this function. */
+void
+outbox_begin_call(const char *function)
+{
+	PreventCommandIfReadOnly(function);
+	PreventCommandDuringRecovery(function);
+	PreventCommandIfParallelMode(function);
+}
+
+void
+outbox_require(FunctionCallInfo fcinfo, int arg, const char *name)
+{
+	if (PG_ARGISNULL(arg))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", name)));
+}
+
+const pg_uuid_t *
+outbox_arg_uuid(FunctionCallInfo fcinfo, int arg, const char *name)
+{
+	outbox_require(fcinfo, arg, name);
+	return PG_GETARG_UUID_P(arg);
+}
+
+const pg_uuid_t *
+outbox_arg_uuid_or_null(FunctionCallInfo fcinfo, int arg)
+{
+	return PG_ARGISNULL(arg) ? NULL : PG_GETARG_UUID_P(arg);
+}
+
+const text *
+outbox_arg_text_or_null(FunctionCallInfo fcinfo, int arg)
+{
+	return PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg);
+}
+
+/* Where the contract says that an empty string is none. */
+const text *
+outbox_empty_to_null(const text *value)
+{
+	return value != NULL && VARSIZE_ANY_EXHDR(value) == 0 ? NULL : value;
+}
+
+/* A namespace or topic to look for: any, but not an empty or overlong one. */
+const text *
+outbox_arg_name_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
+{
+	const text *value = outbox_arg_text_or_null(fcinfo, arg);
+	int			len;
+
+	if (value == NULL)
+		return NULL;
+	len = VARSIZE_ANY_EXHDR(value);
+	if (len == 0 ||
+		(len > OUTBOX_MAX_NAME &&
+		 pg_mbstrlen_with_len(VARDATA_ANY(value), len) > OUTBOX_MAX_NAME))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must have 1 to %d characters", name,
+						OUTBOX_MAX_NAME)));
+	return value;
+}
+
+/* The same, but it must be there. */
+const text *
+outbox_arg_name(FunctionCallInfo fcinfo, int arg, const char *name)
+{
+	outbox_require(fcinfo, arg, name);
+	return outbox_arg_name_or_null(fcinfo, arg, name);
+}
+
+/* A number; null means the fallback. */
+int
+outbox_arg_int(FunctionCallInfo fcinfo, int arg, const char *name,
+			   int fallback, int min, int max)
+{
+	int			value;
+
+	if (PG_ARGISNULL(arg))
+		return fallback;
+	value = PG_GETARG_INT32(arg);
+	if (value < min || value > max)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be between %d and %d", name, min, max)));
+	return value;
+}
+
+const TimestampTz *
+outbox_arg_time_or_null(FunctionCallInfo fcinfo, int arg, TimestampTz *space)
+{
+	if (PG_ARGISNULL(arg))
+		return NULL;
+	*space = PG_GETARG_TIMESTAMPTZ(arg);
+	return space;
+}
+
+const Interval *
+outbox_arg_delay_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
+{
+	const Interval *value;
+	double		days;
+
+	if (PG_ARGISNULL(arg))
+		return NULL;
+	value = PG_GETARG_INTERVAL_P(arg);
+	days = (double) value->month * DAYS_PER_MONTH + value->day +
+		(double) value->time / USECS_PER_DAY;
+	if (days < 0 || days > MAX_DELAY_DAYS)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be between 0 and 100 years", name)));
+	return value;
+}
+
+/* A list: null is refused, empty is allowed, more than a list is refused. */
+void
+outbox_arg_array(FunctionCallInfo fcinfo, int arg, const char *name,
+				 Oid type, Datum **values, bool **isnull, int *n)
+{
+	ArrayType  *array;
+	int16		typlen;
+	bool		typbyval;
+	char		typalign;
+
+	outbox_require(fcinfo, arg, name);
+	array = PG_GETARG_ARRAYTYPE_P(arg);
+	if (ARR_NDIM(array) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must have one dimension", name)));
+	get_typlenbyvalalign(type, &typlen, &typbyval, &typalign);
+	deconstruct_array(array, type, typlen, typbyval, typalign, values, isnull,
+					  n);
+}

@@ -1,0 +1,174 @@
+/*
+ * sql_admin.c
+ *	  SQL functions behind the administration, written in SQL.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/uuid.h"
+
+#include "api/args.h"
+#include "queue/history.h"
+#include "util/guc.h"
+#include "util/hash.h"
+#include "shmem/lane_directory.h"
+#include "shmem/lane.h"
+#include "shmem/shmem.h"
+#include "table/table.h"
+#include "util/uuid7.h"
+#include "shmem/posts.h"
+
+/* outbox._partition_number(stream_id uuid, partition_count int) RETURNS int */
+PG_FUNCTION_INFO_V1(outbox_partition_number);
+Datum
+outbox_partition_number(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t  *stream = PG_GETARG_UUID_P(0);
+	int			count = outbox_arg_int(fcinfo, 1, "partition_count", 0, 1,
+									   PG_INT32_MAX);
+
+	PG_RETURN_INT32(outbox_partition(stream, count));
+}
+
+/* outbox._check_name(what text, value text) RETURNS void */
+PG_FUNCTION_INFO_V1(outbox_check_name_sql);
+Datum
+outbox_check_name_sql(PG_FUNCTION_ARGS)
+{
+	char	   *what;
+
+	outbox_require(fcinfo, 0, "what");
+	what = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	outbox_require(fcinfo, 1, what);
+	(void) outbox_arg_name_or_null(fcinfo, 1, what);
+	PG_RETURN_VOID();
+}
+
+/* outbox._make_archive_partition(keep int, at timestamptz) RETURNS void */
+PG_FUNCTION_INFO_V1(outbox_make_archive_partition);
+Datum
+outbox_make_archive_partition(PG_FUNCTION_ARGS)
+{
+	outbox_begin_call("outbox._make_archive_partition()");
+	(void) outbox_archive_partition(PG_GETARG_INT32(0),
+									PG_GETARG_TIMESTAMPTZ(1));
+	PG_RETURN_VOID();
+}
+
+/* outbox._dedupe_digest(namespace text, topic text, dedupe_key text) RETURNS uuid */
+PG_FUNCTION_INFO_V1(outbox_dedupe_digest_sql);
+Datum
+outbox_dedupe_digest_sql(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t  *digest = palloc_object(pg_uuid_t);
+
+	outbox_dedupe_digest(PG_GETARG_TEXT_PP(0), PG_GETARG_TEXT_PP(1),
+						 PG_GETARG_TEXT_PP(2), digest);
+	PG_RETURN_UUID_P(digest);
+}
+
+/* outbox._topic_lane(namespace text, topic text) RETURNS bigint */
+PG_FUNCTION_INFO_V1(outbox_topic_lane_sql);
+Datum
+outbox_topic_lane_sql(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_INT64(outbox_topic_lane(PG_GETARG_TEXT_PP(0),
+									  PG_GETARG_TEXT_PP(1)));
+}
+
+/* outbox._writes(function text) RETURNS void */
+PG_FUNCTION_INFO_V1(outbox_writes);
+Datum
+outbox_writes(PG_FUNCTION_ARGS)
+{
+	outbox_begin_call(text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	PG_RETURN_VOID();
+}
+
+/* outbox._uuid7() RETURNS uuid */
+PG_FUNCTION_INFO_V1(outbox_uuid7_sql);
+Datum
+outbox_uuid7_sql(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t  *uuid = palloc_object(pg_uuid_t);
+
+	outbox_uuid7(GetCurrentTimestamp(), uuid);
+	PG_RETURN_UUID_P(uuid);
+}
+
+/* outbox._log(message text) RETURNS void */
+PG_FUNCTION_INFO_V1(outbox_log_sql);
+Datum
+outbox_log_sql(PG_FUNCTION_ARGS)
+{
+	if (message_level_is_interesting(outbox_log_level))
+		outbox_log("%s", text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	PG_RETURN_VOID();
+}
+
+/* outbox._message_is_kept(message_id uuid) RETURNS boolean */
+PG_FUNCTION_INFO_V1(outbox_message_is_kept_sql);
+Datum
+outbox_message_is_kept_sql(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BOOL(outbox_message_is_kept(PG_GETARG_UUID_P(0)));
+}
+
+/*
+ * outbox._library(OUT version text, OUT preloaded boolean, OUT lanes int,
+ *				   OUT lanes_in_use int, OUT direct boolean)
+ */
+PG_FUNCTION_INFO_V1(outbox_library);
+Datum
+outbox_library(PG_FUNCTION_ARGS)
+{
+	TupleDesc	desc;
+	Datum		values[5];
+	bool		isnull[5] = {false};
+	int			lanes;
+	int			in_use;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	outbox_lanes_count(&lanes, &in_use);
+	values[0] = CStringGetTextDatum(OUTBOX_VERSION);
+	values[1] = BoolGetDatum(outbox_preloaded());
+	values[2] = Int32GetDatum(lanes);
+	values[3] = Int32GetDatum(in_use);
+	values[4] = BoolGetDatum(outbox_table_is_direct(outbox_store(OUTBOX_QUEUE)->table,
+													Q_NATTS));
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, isnull)));
+}
+
+/*
+ * outbox._workers(OUT launcher boolean, OUT serves boolean, OUT running int,
+ *				   OUT waiting int, OUT failing int, OUT no_slots boolean)
+ */
+PG_FUNCTION_INFO_V1(outbox_workers_sql);
+Datum
+outbox_workers_sql(PG_FUNCTION_ARGS)
+{
+	OutboxWorkersState *state = outbox_workers_state();
+	TupleDesc	desc;
+	Datum		values[6];
+	bool		isnull[6] = {false};
+	OutboxWorkersCount count = {false};
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	if (state != NULL)
+		outbox_workers_count(state, &count);
+	values[0] = BoolGetDatum(count.launcher);
+	values[1] = BoolGetDatum(count.serves);
+	values[2] = Int32GetDatum(count.running);
+	values[3] = Int32GetDatum(count.waiting);
+	values[4] = Int32GetDatum(count.failing);
+	values[5] = BoolGetDatum(count.no_slots);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, isnull)));
+}

@@ -1,0 +1,539 @@
+/*
+ * sql_batch.c
+ *	  SQL functions for instances: one call for a whole round trip, and the
+ *	  inbox.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "api/args.h"
+#include "core/batch.h"
+#include "compat.h"
+#include "api/json_args.h"
+#include "util/hash.h"
+#include "api/message_args.h"
+
+/* The arguments of process_work_batch. */
+enum
+{
+	A_INSTANCE_ID,
+	A_SERVICE_NAME,
+	A_HOST_NAME,
+	A_PROCESS_ID,
+	A_METADATA,
+	A_OUTBOX_COMPLETIONS,
+	A_OUTBOX_FAILURES,
+	A_INBOX_COMPLETIONS,
+	A_INBOX_FAILURES,
+	A_RECEPTOR_COMPLETIONS,
+	A_RECEPTOR_FAILURES,
+	A_PERSPECTIVE_COMPLETIONS,
+	A_PERSPECTIVE_FAILURES,
+	A_NEW_OUTBOX_MESSAGES,
+	A_NEW_INBOX_MESSAGES,
+	A_RENEW_OUTBOX,
+	A_RENEW_INBOX,
+	A_FLAGS,
+	A_PARTITION_COUNT,
+	A_MAX_PARTITIONS,
+	A_LEASE_SECONDS,
+	A_STALE_SECONDS,
+	A_BATCH_SIZE
+};
+
+/* An entry about something that was derived from a message. */
+typedef struct Derived
+{
+	const pg_uuid_t *id;		/* the message, or the stream */
+	const text *name;			/* the receptor, or the perspective */
+	const pg_uuid_t *last_message_id;
+	const int32 *status;
+	const text *error;
+} Derived;
+
+typedef struct DerivedList
+{
+	int			n;
+	Derived    *entries;
+} DerivedList;
+
+/* Sections that the core knows nothing of. */
+typedef struct DerivedSections
+{
+	DerivedList receptors[2];	/* completions, failures */
+	DerivedList perspectives[2];
+} DerivedSections;
+
+/* ---------------------------------------------------------------------- */
+/* Reading                                                                */
+/* ---------------------------------------------------------------------- */
+
+static const OutboxJsonField completion_fields[] = {
+	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxBatchEntry, message_id)},
+	{"status", OUTBOX_JSON_INT, offsetof(OutboxBatchEntry, status)},
+};
+
+static const OutboxJsonField failure_fields[] = {
+	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxBatchEntry, message_id)},
+	{"completed_status", OUTBOX_JSON_INT, offsetof(OutboxBatchEntry, status)},
+	{"error", OUTBOX_JSON_TEXT, offsetof(OutboxBatchEntry, error)},
+	{"reason", OUTBOX_JSON_INT, offsetof(OutboxBatchEntry, reason)},
+};
+
+static const OutboxJsonField receptor_fields[] = {
+	{"message_id", OUTBOX_JSON_UUID, offsetof(Derived, id)},
+	{"event_id", OUTBOX_JSON_UUID, offsetof(Derived, id)},
+	{"receptor_name", OUTBOX_JSON_TEXT, offsetof(Derived, name)},
+	{"status", OUTBOX_JSON_INT, offsetof(Derived, status)},
+	{"error", OUTBOX_JSON_TEXT, offsetof(Derived, error)},
+};
+
+static const OutboxJsonField perspective_fields[] = {
+	{"stream_id", OUTBOX_JSON_UUID, offsetof(Derived, id)},
+	{"perspective_name", OUTBOX_JSON_TEXT, offsetof(Derived, name)},
+	{"last_message_id", OUTBOX_JSON_UUID, offsetof(Derived, last_message_id)},
+	{"last_event_id", OUTBOX_JSON_UUID, offsetof(Derived, last_message_id)},
+	{"status", OUTBOX_JSON_INT, offsetof(Derived, status)},
+	{"error", OUTBOX_JSON_TEXT, offsetof(Derived, error)},
+};
+
+static const OutboxJsonField inbox_fields[] = {
+	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxMessage, given_id)},
+	{"handler_name", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, topic)},
+	{"payload", OUTBOX_JSON_PAYLOAD, offsetof(OutboxMessage, payload)},
+	{"source", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, correlation_id)},
+	{"stream_id", OUTBOX_JSON_UUID, offsetof(OutboxMessage, stream_id)},
+	{"headers", OUTBOX_JSON_OBJECT, offsetof(OutboxMessage, headers)},
+};
+
+static void
+must_have(const void *member, const char *section, int index, const char *key)
+{
+	if (member == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s[%d].%s is missing", section, index, key)));
+}
+
+/* A section; null is as good as empty. */
+static void *
+read_section(FunctionCallInfo fcinfo, int arg, const char *section,
+			 const OutboxJsonField *fields, int nfields, size_t size, int *n)
+{
+	*n = 0;
+	if (PG_ARGISNULL(arg))
+		return NULL;
+	return outbox_json_records(PG_GETARG_JSONB_P(arg), section, fields,
+							   nfields, size, n);
+}
+
+static void
+read_entries(FunctionCallInfo fcinfo, int arg, const char *section,
+			 const OutboxJsonField *fields, int nfields,
+			 OutboxBatchEntry **entries, int *n)
+{
+	*entries = read_section(fcinfo, arg, section, fields, nfields,
+							sizeof(OutboxBatchEntry), n);
+	for (int i = 0; i < *n; i++)
+	{
+		OutboxBatchEntry *entry = &(*entries)[i];
+
+		must_have(entry->message_id, section, i, "message_id");
+		if (fields == completion_fields)
+			must_have(entry->status, section, i, "status");
+		if ((entry->status != NULL && *entry->status < 0) ||
+			(entry->reason != NULL &&
+			 (*entry->reason < 0 || *entry->reason > PG_INT16_MAX)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("%s[%d]: status and reason must not be negative, nor the reason above %d",
+							section, i, PG_INT16_MAX)));
+	}
+}
+
+static void
+read_derived(FunctionCallInfo fcinfo, int arg, const char *section,
+			 const OutboxJsonField *fields, int nfields, DerivedList *list)
+{
+	bool		receptor = fields == receptor_fields;
+
+	list->entries = read_section(fcinfo, arg, section, fields, nfields,
+								 sizeof(Derived), &list->n);
+	for (int i = 0; i < list->n; i++)
+	{
+		must_have(list->entries[i].id, section, i,
+				  receptor ? "message_id" : "stream_id");
+		must_have(list->entries[i].name, section, i,
+				  receptor ? "receptor_name" : "perspective_name");
+	}
+}
+
+static void
+read_renewals(FunctionCallInfo fcinfo, int arg, const char *section,
+			  OutboxBatchSide *side)
+{
+	if (!PG_ARGISNULL(arg))
+		side->renewals = outbox_json_uuids(PG_GETARG_JSONB_P(arg), section,
+										   &side->nrenewals);
+}
+
+/* Fill in what is not given, and check the rest. */
+static void
+check_messages(OutboxBatchSide *side, const char *section)
+{
+	bool		inbox = side->store->kind == OUTBOX_INBOX;
+
+	for (int i = 0; i < side->nmessages; i++)
+	{
+		OutboxMessage *message = &side->messages[i];
+
+		outbox_complete_message(message);
+		must_have(message->payload, section, i, "payload");
+		must_have(message->topic, section, i, inbox ? "handler_name" : "topic");
+		if (inbox)
+		{
+			must_have(message->given_id, section, i, "message_id");
+			outbox_check_received(message, psprintf("%s[%d].", section, i));
+		}
+		else
+			outbox_check_message(message, psprintf("%s[%d].", section, i));
+	}
+}
+
+static void
+read_sides(FunctionCallInfo fcinfo, OutboxBatch *batch)
+{
+	OutboxBatchSide *queue = &batch->sides[0];
+	OutboxBatchSide *inbox = &batch->sides[1];
+
+	queue->store = outbox_store(OUTBOX_QUEUE);
+	queue->done_bits = OUTBOX_PROGRESS_PUBLISHED;
+	inbox->store = outbox_store(OUTBOX_INBOX);
+	inbox->done_bits = OUTBOX_PROGRESS_EVENT_STORED;
+
+	read_entries(fcinfo, A_OUTBOX_COMPLETIONS, "outbox_completions",
+				 completion_fields, lengthof(completion_fields),
+				 &queue->completions, &queue->ncompletions);
+	read_entries(fcinfo, A_OUTBOX_FAILURES, "outbox_failures",
+				 failure_fields, lengthof(failure_fields),
+				 &queue->failures, &queue->nfailures);
+	read_entries(fcinfo, A_INBOX_COMPLETIONS, "inbox_completions",
+				 completion_fields, lengthof(completion_fields),
+				 &inbox->completions, &inbox->ncompletions);
+	read_entries(fcinfo, A_INBOX_FAILURES, "inbox_failures",
+				 failure_fields, lengthof(failure_fields),
+				 &inbox->failures, &inbox->nfailures);
+	read_renewals(fcinfo, A_RENEW_OUTBOX, "renew_outbox_lease_ids", queue);
+	read_renewals(fcinfo, A_RENEW_INBOX, "renew_inbox_lease_ids", inbox);
+
+	queue->messages = read_section(fcinfo, A_NEW_OUTBOX_MESSAGES,
+								   "new_outbox_messages",
+								   outbox_message_fields,
+								   outbox_nmessage_fields,
+								   sizeof(OutboxMessage), &queue->nmessages);
+	check_messages(queue, "new_outbox_messages");
+	inbox->messages = read_section(fcinfo, A_NEW_INBOX_MESSAGES,
+								   "new_inbox_messages", inbox_fields,
+								   lengthof(inbox_fields),
+								   sizeof(OutboxMessage), &inbox->nmessages);
+	check_messages(inbox, "new_inbox_messages");
+}
+
+static void
+read_instance(FunctionCallInfo fcinfo, OutboxInstance *instance)
+{
+	instance->id = *outbox_arg_uuid(fcinfo, 0, "instance_id");
+	instance->service_name = outbox_arg_name(fcinfo, 1, "service_name");
+	instance->host_name = outbox_arg_name(fcinfo, 2, "host_name");
+	outbox_require(fcinfo, 3, "process_id");
+	instance->process_id = PG_GETARG_INT32(3);
+	instance->metadata = PG_ARGISNULL(4) ? NULL : PG_GETARG_JSONB_P(4);
+}
+
+/* ---------------------------------------------------------------------- */
+/* What was derived                                                       */
+/* ---------------------------------------------------------------------- */
+
+static Datum
+make_array(Datum *values, bool *isnull, int n, Oid type)
+{
+	int			dims[1] = {n};
+	int			lbs[1] = {1};
+	int16		typlen;
+	bool		typbyval;
+	char		typalign;
+
+	get_typlenbyvalalign(type, &typlen, &typbyval, &typalign);
+	return PointerGetDatum(construct_md_array(values, isnull, 1, dims, lbs,
+											  type, typlen, typbyval, typalign));
+}
+
+#define DERIVED_COLUMNS 6
+
+/*
+ * Run a statement on what is done and what has failed; its columns are given
+ * as arrays.
+ */
+static void
+write_lists(const char *sql, const DerivedList *lists)
+{
+	static const Oid elements[DERIVED_COLUMNS] = {UUIDOID, TEXTOID, UUIDOID, INT4OID, TEXTOID, BOOLOID};
+	int			n = lists[0].n + lists[1].n;
+	Oid			types[DERIVED_COLUMNS];
+	Datum		args[DERIVED_COLUMNS];
+	Datum	   *values[DERIVED_COLUMNS];
+	bool	   *isnull[DERIVED_COLUMNS];
+
+	if (n == 0)
+		return;
+	for (int k = 0; k < DERIVED_COLUMNS; k++)
+	{
+		values[k] = palloc0_array(Datum, n);
+		isnull[k] = palloc0_array(bool, n);
+	}
+	for (int i = 0; i < n; i++)
+	{
+		bool		failed = i >= lists[0].n;
+		const Derived *entry;
+
+		entry = failed ? &lists[1].entries[i - lists[0].n] :
+			&lists[0].entries[i];
+		values[0][i] = UUIDPGetDatum(entry->id);
+		values[1][i] = PointerGetDatum(entry->name);
+		values[2][i] = UUIDPGetDatum(entry->last_message_id);
+		isnull[2][i] = entry->last_message_id == NULL;
+		if (entry->status != NULL)
+			values[3][i] = Int32GetDatum(*entry->status);
+		isnull[3][i] = entry->status == NULL;
+		values[4][i] = PointerGetDatum(entry->error);
+		isnull[4][i] = entry->error == NULL;
+		values[5][i] = BoolGetDatum(failed);
+	}
+	for (int k = 0; k < DERIVED_COLUMNS; k++)
+	{
+		types[k] = get_array_type(elements[k]);
+		args[k] = make_array(values[k], isnull[k], n, elements[k]);
+	}
+	if (SPI_execute_with_args(sql, DERIVED_COLUMNS, types, args, NULL, false, 0) < 0)
+		elog(ERROR, "could not run a statement");
+}
+
+/* Receptors and perspectives; as the owner of their tables. */
+static void
+write_derived(void *arg)
+{
+	const DerivedSections *sections = arg;
+	Oid			save_user;
+	int			save_context;
+
+	if (sections->receptors[0].n + sections->receptors[1].n +
+		sections->perspectives[0].n + sections->perspectives[1].n == 0)
+		return;
+	GetUserIdAndSecContext(&save_user, &save_context);
+	SetUserIdAndSecContext(outbox_catalog()->owner,
+						   save_context | SECURITY_LOCAL_USERID_CHANGE);
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	write_lists("SELECT outbox._note_receptors($1, $2, $4, $5, $6)",
+				sections->receptors);
+	write_lists("SELECT outbox._note_perspectives($1, $2, $3, $4, $5, $6)",
+				sections->perspectives);
+	if (SPI_finish() != SPI_OK_FINISH)
+		elog(ERROR, "could not disconnect from SPI");
+	SetUserIdAndSecContext(save_user, save_context);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Results                                                                */
+/* ---------------------------------------------------------------------- */
+
+/* The columns of the result, and where they come from; 0: not from the row. */
+static const AttrNumber result_columns[] = {
+	0, Q_ID, Q_MESSAGE_ID, Q_TOPIC, Q_TOPIC, Q_PAYLOAD, Q_HEADERS, Q_STREAM_ID,
+	0, Q_ATTEMPTS, Q_PROGRESS, 0, Q_CREATED_AT, Q_STREAM_SEQ
+};
+
+#define RESULT_SOURCE 0
+#define RESULT_TOPIC 3
+#define RESULT_HANDLER_NAME 4
+#define RESULT_PARTITION 8
+#define RESULT_FLAGS 11
+#define RESULT_ORDER 13
+
+static void
+return_results(ReturnSetInfo *rsinfo, const OutboxBatchSide *side,
+			   const OutboxBatchResult *result)
+{
+	bool		inbox = side->store->kind == OUTBOX_INBOX;
+	Datum		source = CStringGetTextDatum(inbox ? "inbox" : "outbox");
+	Relation	rel;
+
+	if (result->n == 0)
+		return;
+	rel = RelationIdGetRelation(side->store->table);
+	for (int i = 0; i < result->n; i++)
+	{
+		const OutboxBatchMessage *message = &result->messages[i];
+		Datum		values[lengthof(result_columns)];
+		bool		isnull[lengthof(result_columns)];
+
+		for (int k = 0; k < lengthof(result_columns); k++)
+		{
+			isnull[k] = false;
+			if (result_columns[k] != 0)
+				values[k] = heap_getattr(message->tuple, result_columns[k],
+										 RelationGetDescr(rel), &isnull[k]);
+		}
+		values[RESULT_SOURCE] = source;
+		isnull[RESULT_TOPIC] = inbox;
+		isnull[RESULT_HANDLER_NAME] = !inbox;
+		values[RESULT_PARTITION] = Int32GetDatum(message->partition);
+		isnull[RESULT_PARTITION] = message->partition < 0;
+		values[RESULT_FLAGS] = Int32GetDatum(message->flags);
+		if (isnull[RESULT_ORDER])
+			values[RESULT_ORDER] = Int64GetDatum(message->id);
+		isnull[RESULT_ORDER] = false;
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
+	}
+	RelationClose(rel);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Functions                                                              */
+/* ---------------------------------------------------------------------- */
+
+/*
+ * outbox.process_work_batch(...) RETURNS TABLE (...)
+ *		See sql/batch.sql.
+ */
+PG_FUNCTION_INFO_V1(outbox_process_work_batch);
+Datum
+outbox_process_work_batch(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	OutboxBatch batch;
+	OutboxBatchResult results[2];
+	DerivedSections derived;
+
+	outbox_begin_call("outbox.process_work_batch()");
+	memset(&batch, 0, sizeof(batch));
+	memset(results, 0, sizeof(results));
+	memset(&derived, 0, sizeof(derived));
+	read_instance(fcinfo, &batch.instance);
+	batch.flags = outbox_arg_int(fcinfo, A_FLAGS, "flags", 0, 0, PG_INT32_MAX);
+	batch.partition_count = outbox_arg_int(fcinfo, A_PARTITION_COUNT,
+										   "partition_count", 10000, 1,
+										   PG_INT32_MAX);
+	batch.max_partitions = outbox_arg_int(fcinfo, A_MAX_PARTITIONS,
+										  "max_partitions_per_instance", 0, 1,
+										  PG_INT32_MAX);
+	batch.lease_seconds = outbox_arg_int(fcinfo, A_LEASE_SECONDS,
+										 "lease_seconds", 300, 1,
+										 OUTBOX_MAX_LEASE_SECONDS);
+	batch.stale_seconds = outbox_arg_int(fcinfo, A_STALE_SECONDS,
+										 "stale_threshold_seconds", 600, 1,
+										 PG_INT32_MAX);
+	batch.batch_size = outbox_arg_int(fcinfo, A_BATCH_SIZE, "batch_size", 100,
+									  1, OUTBOX_MAX_BATCH);
+	read_sides(fcinfo, &batch);
+	read_derived(fcinfo, A_RECEPTOR_COMPLETIONS, "receptor_completions",
+				 receptor_fields, lengthof(receptor_fields),
+				 &derived.receptors[0]);
+	read_derived(fcinfo, A_RECEPTOR_FAILURES, "receptor_failures",
+				 receptor_fields, lengthof(receptor_fields),
+				 &derived.receptors[1]);
+	read_derived(fcinfo, A_PERSPECTIVE_COMPLETIONS, "perspective_completions",
+				 perspective_fields, lengthof(perspective_fields),
+				 &derived.perspectives[0]);
+	read_derived(fcinfo, A_PERSPECTIVE_FAILURES, "perspective_failures",
+				 perspective_fields, lengthof(perspective_fields),
+				 &derived.perspectives[1]);
+	batch.between = write_derived;
+	batch.between_arg = &derived;
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	outbox_batch(&batch, results);
+	for (int i = 0; i < 2; i++)
+		return_results(rsinfo, &batch.sides[i], &results[i]);
+	return (Datum) 0;
+}
+
+/*
+ * outbox.heartbeat(instance_id uuid, service_name text, host_name text,
+ *					process_id int, metadata jsonb) RETURNS void
+ */
+PG_FUNCTION_INFO_V1(outbox_heartbeat);
+Datum
+outbox_heartbeat(PG_FUNCTION_ARGS)
+{
+	OutboxInstance instance;
+
+	outbox_begin_call("outbox.heartbeat()");
+	read_instance(fcinfo, &instance);
+	outbox_instance_heartbeat(&instance, GetCurrentTimestamp());
+	PG_RETURN_VOID();
+}
+
+/* outbox.deregister_instance(instance_id uuid) RETURNS int */
+PG_FUNCTION_INFO_V1(outbox_deregister_instance);
+Datum
+outbox_deregister_instance(PG_FUNCTION_ARGS)
+{
+	outbox_begin_call("outbox.deregister_instance()");
+	PG_RETURN_INT32(outbox_instance_remove(outbox_arg_uuid(fcinfo, 0,
+														   "instance_id")));
+}
+
+/* outbox._owns_partition(instance uuid, others uuid[], partition int) */
+PG_FUNCTION_INFO_V1(outbox_owns_partition);
+Datum
+outbox_owns_partition(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t  *self = PG_GETARG_UUID_P(0);
+	OutboxInstances alive;
+	Datum	   *values;
+	bool	   *isnull;
+
+	memset(&alive, 0, sizeof(alive));
+	outbox_arg_array(fcinfo, 1, "instances", UUIDOID, &values, &isnull, &alive.n);
+	alive.ids = palloc_array(pg_uuid_t, alive.n + 1);
+	for (int i = 0; i < alive.n; i++)
+		alive.ids[i] = isnull[i] ? *self : *DatumGetUUIDP(values[i]);
+	PG_RETURN_BOOL(outbox_instance_owns(&alive, self, PG_GETARG_INT32(2)));
+}
+
+/*
+ * outbox.receive(message_id uuid, handler_name text, payload text,
+ *				  source text, stream_id uuid, headers jsonb) RETURNS boolean
+ *		A message has come in; false if it had before.
+ */
+PG_FUNCTION_INFO_V1(outbox_receive_message);
+Datum
+outbox_receive_message(PG_FUNCTION_ARGS)
+{
+	OutboxMessage message;
+
+	outbox_begin_call("outbox.receive()");
+	memset(&message, 0, sizeof(message));
+	message.given_id = outbox_arg_uuid(fcinfo, 0, "message_id");
+	message.topic = outbox_arg_text_or_null(fcinfo, 1);
+	message.payload = outbox_arg_text_or_null(fcinfo, 2);
+	message.correlation_id = outbox_arg_text_or_null(fcinfo, 3);
+	message.stream_id = outbox_arg_uuid_or_null(fcinfo, 4);
+	message.headers = PG_ARGISNULL(5) ? NULL : PG_GETARG_JSONB_P(5);
+	outbox_complete_message(&message);
+	outbox_check_received(&message, "");
+	outbox_receive(&message, 1);
+	PG_RETURN_BOOL(message.enqueued);
+}

@@ -1,0 +1,199 @@
+/*
+ * sql_join.c
+ *	  SQL functions of joins, and the trigger that tells them of messages.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/transam.h"
+#include "access/xact.h"
+#include "commands/trigger.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "utils/builtins.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "api/args.h"
+#include "queue/end_trigger.h"
+#include "queue/history.h"
+#include "core/join.h"
+#include "core/settle.h"
+#include "table/table.h"
+#include "table/keylock.h"
+#include "shmem/wake.h"
+
+/*
+ * outbox._queue_ended() RETURNS trigger
+ *		After messages have left the queue: count them in their joins.
+ */
+PG_FUNCTION_INFO_V1(outbox_queue_ended);
+Datum
+outbox_queue_ended(PG_FUNCTION_ARGS)
+{
+	const OutboxEndedList *ended = outbox_ended_now();
+
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("\"%s\" was not called as a trigger",
+						"outbox._queue_ended")));
+	if (ended != NULL)
+		outbox_join_count(ended, NULL);
+	return PointerGetDatum(NULL);
+}
+
+static Datum
+report_step(FunctionCallInfo fcinfo, OutboxStatus status)
+{
+	const pg_uuid_t *join_id = outbox_arg_uuid(fcinfo, 0, "join_id");
+	const pg_uuid_t *message_id = outbox_arg_uuid(fcinfo, 1, "message_id");
+	OutboxEndedList ended;
+
+	memset(&ended, 0, sizeof(ended));
+	outbox_ended_add(&ended, message_id, status);
+	outbox_join_require(join_id);
+	outbox_join_count(&ended, join_id);
+	PG_RETURN_VOID();
+}
+
+/*
+ * outbox.report_step_completed(join_id uuid, message_id uuid) RETURNS void
+ *		A member of a join has done its part, says the caller.
+ */
+PG_FUNCTION_INFO_V1(outbox_report_step_completed);
+Datum
+outbox_report_step_completed(PG_FUNCTION_ARGS)
+{
+	outbox_begin_call("outbox.report_step_completed()");
+	return report_step(fcinfo, OUTBOX_DONE);
+}
+
+/*
+ * outbox.report_step_failed(join_id uuid, message_id uuid) RETURNS void
+ *		A member of a join has failed, says the caller.
+ */
+PG_FUNCTION_INFO_V1(outbox_report_step_failed);
+Datum
+outbox_report_step_failed(PG_FUNCTION_ARGS)
+{
+	outbox_begin_call("outbox.report_step_failed()");
+	return report_step(fcinfo, OUTBOX_DEAD);
+}
+
+/*
+ * outbox._wake_waits(join_id uuid) RETURNS void
+ *		Have the waits of a join evaluated.
+ */
+PG_FUNCTION_INFO_V1(outbox_wake_waits);
+Datum
+outbox_wake_waits(PG_FUNCTION_ARGS)
+{
+	CommandCounterIncrement();
+	outbox_join_wake(PG_GETARG_UUID_P(0));
+	PG_RETURN_VOID();
+}
+
+/*
+ * outbox._wake_worker() RETURNS void
+ *		There is something for the worker of this database, once we commit.
+ */
+PG_FUNCTION_INFO_V1(outbox_wake_worker);
+Datum
+outbox_wake_worker(PG_FUNCTION_ARGS)
+{
+	outbox_wake_note_worker();
+	PG_RETURN_VOID();
+}
+
+/*
+ * outbox._put_back(owner_token uuid, id bigint, at timestamptz) RETURNS void
+ *		A lease is given back, and the message not to be claimed before "at";
+ *		the attempt does not count.
+ */
+PG_FUNCTION_INFO_V1(outbox_put_back);
+Datum
+outbox_put_back(PG_FUNCTION_ARGS)
+{
+	OutboxLeaseRef lease = {.id = PG_GETARG_INT64(1),.attempts = -1};
+	TimestampTz at = PG_GETARG_TIMESTAMPTZ(2);
+	OutboxSettle settle = {
+		.store = outbox_store(OUTBOX_QUEUE),
+		.what = OUTBOX_RELEASE,
+		.owner = *PG_GETARG_UUID_P(0),
+		.nleases = 1,
+		.leases = &lease,
+		.not_before = &at
+	};
+
+	(void) outbox_settle(&settle);
+	PG_RETURN_VOID();
+}
+
+/*
+ * outbox._ack_wait(owner_token uuid, id bigint) RETURNS void
+ *		A wait is over.  The caller has locked its join, so if the wait is
+ *		itself a step of another, that one is not waited for.
+ */
+PG_FUNCTION_INFO_V1(outbox_ack_wait);
+Datum
+outbox_ack_wait(PG_FUNCTION_ARGS)
+{
+	OutboxLeaseRef lease = {.id = PG_GETARG_INT64(1),.attempts = -1};
+	OutboxSettle settle = {
+		.store = outbox_store(OUTBOX_QUEUE),
+		.what = OUTBOX_ACK,
+		.owner = *PG_GETARG_UUID_P(0),
+		.nleases = 1,
+		.leases = &lease,
+		.must_not_wait = true
+	};
+
+	(void) outbox_settle(&settle);
+	PG_RETURN_VOID();
+}
+
+/*
+ * outbox._message_end(message_id uuid, OUT status smallint, OUT writer xid)
+ *		How a message has ended: 2, 3, or null if it has not, or is not known.
+ *		writer is the transaction that is just changing it.
+ */
+PG_FUNCTION_INFO_V1(outbox_message_end);
+Datum
+outbox_message_end(PG_FUNCTION_ARGS)
+{
+	TupleDesc	desc;
+	Datum		values[2];
+	bool		isnull[2] = {true, true};
+	OutboxStatus status;
+	TransactionId writer;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	CommandCounterIncrement();
+	if (outbox_message_outcome(PG_GETARG_UUID_P(0), &status, &writer))
+	{
+		values[0] = Int16GetDatum(status);
+		isnull[0] = false;
+	}
+	if (TransactionIdIsValid(writer))
+	{
+		values[1] = TransactionIdGetDatum(writer);
+		isnull[1] = false;
+	}
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, isnull)));
+}
+
+/*
+ * outbox._in_progress(xid) RETURNS boolean
+ *		Is this a transaction that has not ended?
+ */
+PG_FUNCTION_INFO_V1(outbox_in_progress);
+Datum
+outbox_in_progress(PG_FUNCTION_ARGS)
+{
+	TransactionId xid = PG_GETARG_TRANSACTIONID(0);
+
+	PG_RETURN_BOOL(!TransactionIdIsCurrentTransactionId(xid) &&
+				   !outbox_turn_is_over(xid));
+}

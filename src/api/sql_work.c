@@ -1,0 +1,380 @@
+/*
+ * sql_work.c
+ *	  SQL functions by which workers take messages and settle them.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "api/args.h"
+#include "core/claim.h"
+#include "util/guc.h"
+#include "queue/message.h"
+#include "core/requeue.h"
+#include "queue/walk.h"
+#include "core/settle.h"
+#include "table/table.h"
+
+/* The SQL function "name" is what "body" does on one of the live tables. */
+#define TWIN(name, body, kind) \
+	PG_FUNCTION_INFO_V1(name); \
+	Datum \
+	name(PG_FUNCTION_ARGS) \
+	{ \
+		return body(fcinfo, kind); \
+	}
+
+/* ---------------------------------------------------------------------- */
+/* Claiming                                                               */
+/* ---------------------------------------------------------------------- */
+
+static void
+return_message(TupleTableSlot *message, bool taken_over, void *arg)
+{
+	ReturnSetInfo *rsinfo = arg;
+	Datum		values[OUTBOX_MESSAGE_NATTS];
+	bool		isnull[OUTBOX_MESSAGE_NATTS];
+
+	outbox_message_values(message, values, isnull);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
+}
+
+static void
+get_topics(FunctionCallInfo fcinfo, int arg, OutboxClaim *claim)
+{
+	Datum	   *values;
+	bool	   *isnull;
+	int			n;
+
+	if (PG_ARGISNULL(arg))
+		return;
+	outbox_arg_array(fcinfo, arg, "topics", TEXTOID, &values, &isnull, &n);
+	claim->topics = palloc_array(const text *, n + 1);
+	for (int i = 0; i < n; i++)
+	{
+		if (isnull[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("topics must not contain nulls")));
+		claim->topics[claim->ntopics++] = DatumGetTextPP(values[i]);
+	}
+}
+
+static void
+get_claim(FunctionCallInfo fcinfo, OutboxClaim *claim)
+{
+	memset(claim, 0, sizeof(OutboxClaim));
+	claim->owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
+	claim->lease_seconds = outbox_arg_int(fcinfo, 1, "lease_seconds",
+										  outbox_lease_seconds, 1,
+										  OUTBOX_MAX_LEASE_SECONDS);
+	claim->batch_size = outbox_arg_int(fcinfo, 2, "batch_size",
+									   outbox_batch_size, 1, OUTBOX_MAX_BATCH);
+	/* timers and runs are all alike */
+	if (PG_NARGS() <= 3)
+		return;
+	claim->namespace = outbox_arg_name_or_null(fcinfo, 3, "namespace");
+	get_topics(fcinfo, 4, claim);
+	claim->tenant = outbox_arg_uuid_or_null(fcinfo, 5);
+	claim->max_attempts = outbox_arg_int(fcinfo, 6, "max_attempts", 0, 1,
+										 PG_INT32_MAX);
+}
+
+/*
+ * outbox.claim(owner_token uuid, lease_seconds int, batch_size int,
+ *				namespace text, topics text[], tenant_id uuid,
+ *				max_attempts int, wait_ms int) RETURNS SETOF outbox.message
+ *		Take due messages, and lease them to the owner.
+ */
+static Datum
+claim_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	OutboxClaim claim;
+	int			wait_ms;
+
+	outbox_begin_call("outbox.claim()");
+	get_claim(fcinfo, &claim);
+	claim.store = outbox_store(kind);
+	wait_ms = PG_NARGS() <= 7 ? 0 :
+		outbox_arg_int(fcinfo, 7, "wait_ms", 0, 0, OUTBOX_MAX_WAIT_MS);
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	(void) outbox_claim_or_wait(&claim, wait_ms, return_message, rsinfo);
+	return (Datum) 0;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Settling                                                               */
+/* ---------------------------------------------------------------------- */
+
+/* The leases named by two arrays; attempts may be null altogether. */
+static void
+get_leases(FunctionCallInfo fcinfo, int ids_arg, int attempts_arg,
+		   OutboxSettle *settle)
+{
+	Datum	   *ids;
+	Datum	   *attempts = NULL;
+	bool	   *ids_null;
+	bool	   *attempts_null;
+	int			nids;
+	int			nattempts;
+
+	settle->owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
+	outbox_arg_array(fcinfo, ids_arg, "ids", INT8OID, &ids, &ids_null, &nids);
+	if (attempts_arg >= 0 && !PG_ARGISNULL(attempts_arg))
+	{
+		outbox_arg_array(fcinfo, attempts_arg, "attempts", INT4OID, &attempts,
+						 &attempts_null, &nattempts);
+		if (nattempts != nids)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("attempts must have as many elements as ids")));
+	}
+	settle->leases = palloc_array(OutboxLeaseRef, nids + 1);
+	settle->nleases = 0;
+	for (int i = 0; i < nids; i++)
+	{
+		int			attempt = -1;
+
+		/* nobody has a lease without an attempt */
+		if (ids_null[i] || (attempts != NULL && attempts_null[i]))
+			continue;
+		if (attempts != NULL)
+			attempt = Max(DatumGetInt32(attempts[i]), 0);
+		settle->leases[settle->nleases++] =
+			OUTBOX_MAKE(OutboxLeaseRef,.id = DatumGetInt64(ids[i]),
+						.attempts = attempt);
+	}
+}
+
+static bool
+get_strict(FunctionCallInfo fcinfo, int arg)
+{
+	return !PG_ARGISNULL(arg) && PG_GETARG_BOOL(arg);
+}
+
+/*
+ * outbox.ack(owner_token uuid, ids bigint[], attempts int[], strict boolean)
+ *		RETURNS int
+ *		Messages are done.
+ */
+static Datum
+ack(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+{
+	OutboxSettle settle = {.what = OUTBOX_ACK};
+
+	outbox_begin_call("outbox.ack()");
+	settle.store = outbox_store(kind);
+	get_leases(fcinfo, 1, 2, &settle);
+	settle.strict = get_strict(fcinfo, 3);
+	/* what a run has to say is kept with it */
+	if (PG_NARGS() > 4)
+		settle.error = outbox_arg_text_or_null(fcinfo, 4);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.nack(owner_token uuid, ids bigint[], error text, delay interval,
+ *			   attempts int[], strict boolean, max_attempts int) RETURNS int
+ *		Messages could not be handled this time.
+ */
+static Datum
+nack(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+{
+	OutboxSettle settle = {.what = OUTBOX_NACK,.reason = OUTBOX_REASON_UNKNOWN};
+
+	outbox_begin_call("outbox.nack()");
+	settle.store = outbox_store(kind);
+	get_leases(fcinfo, 1, 4, &settle);
+	settle.error = outbox_arg_text_or_null(fcinfo, 2);
+	settle.delay = outbox_arg_delay_or_null(fcinfo, 3, "delay");
+	settle.strict = get_strict(fcinfo, 5);
+	settle.max_attempts = outbox_arg_int(fcinfo, 6, "max_attempts", 0, 1,
+										 PG_INT32_MAX);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.fail(owner_token uuid, ids bigint[], error text, reason smallint,
+ *			   attempts int[], strict boolean) RETURNS int
+ *		Messages cannot be handled at all.
+ */
+static Datum
+fail(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+{
+	OutboxSettle settle = {.what = OUTBOX_FAIL,.reason = OUTBOX_REASON_UNKNOWN};
+
+	outbox_begin_call("outbox.fail()");
+	settle.store = outbox_store(kind);
+	get_leases(fcinfo, 1, 4, &settle);
+	settle.error = outbox_arg_text_or_null(fcinfo, 2);
+	if (!PG_ARGISNULL(3))
+	{
+		settle.reason = PG_GETARG_INT16(3);
+		if (settle.reason < 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("reason must not be negative")));
+	}
+	settle.strict = get_strict(fcinfo, 5);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.renew(owner_token uuid, ids bigint[], lease_seconds int,
+ *				attempts int[]) RETURNS int
+ *		Leases are to last longer, counted from now.
+ */
+static Datum
+renew(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+{
+	OutboxSettle settle = {.what = OUTBOX_RENEW};
+
+	outbox_begin_call("outbox.renew()");
+	settle.store = outbox_store(kind);
+	get_leases(fcinfo, 1, 3, &settle);
+	settle.lease_seconds = outbox_arg_int(fcinfo, 2, "lease_seconds",
+										  outbox_lease_seconds, 1,
+										  OUTBOX_MAX_LEASE_SECONDS);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.release(owner_token uuid, ids bigint[]) RETURNS int
+ *		Leases are given back; without ids, all of the owner's.
+ */
+static Datum
+release(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+{
+	OutboxSettle settle = {.what = OUTBOX_RELEASE};
+
+	outbox_begin_call("outbox.release()");
+	settle.store = outbox_store(kind);
+	if (PG_ARGISNULL(1))
+		PG_RETURN_INT32(outbox_release_all(settle.store,
+										   outbox_arg_uuid(fcinfo, 0,
+														   "owner_token")));
+	get_leases(fcinfo, 1, -1, &settle);
+	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.reap(batch_limit int) RETURNS int
+ *		Return messages whose leases have ended, and fail expired ones.
+ */
+static Datum
+reap(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+{
+	outbox_begin_call("outbox.reap()");
+	PG_RETURN_INT32(outbox_reap(outbox_store(kind),
+								outbox_arg_int(fcinfo, 0, "batch_limit",
+											   OUTBOX_MAX_BATCH, 1,
+											   PG_INT32_MAX)));
+}
+
+TWIN(outbox_claim_messages, claim_messages, OUTBOX_QUEUE)
+TWIN(outbox_ack, ack, OUTBOX_QUEUE)
+TWIN(outbox_nack, nack, OUTBOX_QUEUE)
+TWIN(outbox_fail, fail, OUTBOX_QUEUE)
+TWIN(outbox_renew, renew, OUTBOX_QUEUE)
+TWIN(outbox_release, release, OUTBOX_QUEUE)
+TWIN(outbox_reap_messages, reap, OUTBOX_QUEUE)
+
+TWIN(outbox_claim_inbox, claim_messages, OUTBOX_INBOX)
+TWIN(outbox_ack_inbox, ack, OUTBOX_INBOX)
+TWIN(outbox_nack_inbox, nack, OUTBOX_INBOX)
+TWIN(outbox_fail_inbox, fail, OUTBOX_INBOX)
+TWIN(outbox_renew_inbox, renew, OUTBOX_INBOX)
+TWIN(outbox_release_inbox, release, OUTBOX_INBOX)
+TWIN(outbox_reap_inbox, reap, OUTBOX_INBOX)
+
+TWIN(outbox_claim_timers, claim_messages, OUTBOX_TIMERS)
+TWIN(outbox_ack_timers, ack, OUTBOX_TIMERS)
+TWIN(outbox_nack_timers, nack, OUTBOX_TIMERS)
+TWIN(outbox_fail_timers, fail, OUTBOX_TIMERS)
+TWIN(outbox_renew_timers, renew, OUTBOX_TIMERS)
+TWIN(outbox_reap_timers, reap, OUTBOX_TIMERS)
+
+TWIN(outbox_claim_job_runs, claim_messages, OUTBOX_RUNS)
+TWIN(outbox_ack_job_runs, ack, OUTBOX_RUNS)
+TWIN(outbox_nack_job_runs, nack, OUTBOX_RUNS)
+TWIN(outbox_fail_job_runs, fail, OUTBOX_RUNS)
+TWIN(outbox_renew_job_runs, renew, OUTBOX_RUNS)
+TWIN(outbox_reap_job_runs, reap, OUTBOX_RUNS)
+
+static int
+cmp_id(const void *a, const void *b)
+{
+	int64		ia = *(const int64 *) a;
+	int64		ib = *(const int64 *) b;
+
+	return ia < ib ? -1 : ia > ib;
+}
+
+/*
+ * outbox.requeue(ids bigint[]) RETURNS int
+ *		Put dead messages back into the queue.
+ */
+PG_FUNCTION_INFO_V1(outbox_requeue_messages);
+Datum
+outbox_requeue_messages(PG_FUNCTION_ARGS)
+{
+	Datum	   *values;
+	bool	   *isnull;
+	int64	   *ids;
+	int			nvalues;
+	int			nids = 0;
+	int			n = 0;
+
+	outbox_begin_call("outbox.requeue()");
+	outbox_arg_array(fcinfo, 0, "ids", INT8OID, &values, &isnull, &nvalues);
+	ids = palloc_array(int64, nvalues + 1);
+	for (int i = 0; i < nvalues; i++)
+	{
+		if (!isnull[i])
+			ids[nids++] = DatumGetInt64(values[i]);
+	}
+	qsort(ids, nids, sizeof(int64), cmp_id);
+	for (int i = 0; i < nids; i++)
+	{
+		if (n == 0 || ids[i] != ids[n - 1])
+			ids[n++] = ids[i];
+	}
+	PG_RETURN_INT32(outbox_requeue(ids, n));
+}
+
+static bool
+return_lease(OutboxWalk *walk, void *arg)
+{
+	ReturnSetInfo *rsinfo = arg;
+	Datum		id = Int64GetDatum(walk->key.id);
+	bool		isnull = false;
+
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, &id, &isnull);
+	return true;
+}
+
+/*
+ * outbox._leased_ids() RETURNS SETOF bigint
+ *		The messages in progress, found without reading those that are ready.
+ */
+PG_FUNCTION_INFO_V1(outbox_leased_ids);
+Datum
+outbox_leased_ids(PG_FUNCTION_ARGS)
+{
+	OutboxTable queue;
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	outbox_table_open_to_read(&queue, outbox_store(OUTBOX_QUEUE)->table);
+	queue.store = outbox_store(OUTBOX_QUEUE);
+	outbox_walk_leases(&queue, GetCurrentTimestamp(), OUTBOX_SCAN_LEASES,
+					   return_lease, fcinfo->resultinfo);
+	outbox_table_close(&queue);
+	return (Datum) 0;
+}

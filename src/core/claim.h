@@ -1,0 +1,46 @@
+/*
+ * claim.h
+ *	  Handing out messages.
+ */
+#ifndef OUTBOX_CLAIM_H
+#define OUTBOX_CLAIM_H
+
+#include "outbox.h"
+#include "executor/tuptable.h"
+#include "table/table.h"
+#include "utils/uuid.h"
+
+/* What a claimer wants. */
+typedef struct OutboxClaim
+{
+	const OutboxStore *store;	/* where to look */
+	pg_uuid_t	owner;
+	int			lease_seconds;
+	int			batch_size;
+	const text *namespace;		/* NULL: all */
+	const text **topics;		/* NULL: all but those served elsewhere */
+	int			ntopics;
+	const pg_uuid_t *tenant;	/* NULL: all */
+	int			max_attempts;	/* 0: as the topic says */
+	bool		(*may_take) (TupleTableSlot *message, void *arg);	/* or NULL */
+	void	   *may_take_arg;
+} OutboxClaim;
+
+/*
+ * Called with each message that was claimed, in its new state.  taken_over: it
+ * was leased, and the lease had ended.
+ */
+typedef void (*OutboxClaimSink) (TupleTableSlot *message, bool taken_over,
+								 void *arg);
+
+struct OutboxLaneFilter;
+
+extern void outbox_claim_filter(const OutboxClaim *claim,
+								struct OutboxLaneFilter *filter,
+								uint32 *namespace_hash);
+extern int	outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink,
+						 void *arg);
+extern int	outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
+								 OutboxClaimSink sink, void *arg);
+
+#endif							/* OUTBOX_CLAIM_H */

@@ -1,0 +1,578 @@
+/*
+ * enqueue.c
+ *	  Putting messages into the queue.
+ *
+ * Within one call everything that may have to wait for other transactions is
+ * taken in one order, whatever the order of the messages: first dedupe keys,
+ * by their digest, then streams, by their id.  So two calls never wait for
+ * each other.  Messages get their ids in the order given.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "commands/async.h"
+#include "commands/sequence.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "queue/dedupe.h"
+#include "core/enqueue.h"
+#include "util/guc.h"
+#include "queue/history.h"
+#include "util/hash.h"
+#include "shmem/lane.h"
+#include "queue/policy.h"
+#include "queue/stream.h"
+#include "util/uuid7.h"
+#include "shmem/wake.h"
+
+#define TENANT_HEX_DIGITS 32
+
+/* Keys inserted into one lane and not yet reported. */
+typedef struct KeyRange
+{
+	int64		lane;
+	OutboxKey	lo;
+	OutboxKey	hi;
+	bool		used;
+} KeyRange;
+
+/* One call's work on the queue. */
+typedef struct Enqueuer
+{
+	OutboxTable queue;
+	TimestampTz now;
+	MemoryContext context;		/* of the rows of a batch */
+	int			nrows;
+	KeyRange	range;
+} Enqueuer;
+
+/* ---------------------------------------------------------------------- */
+/* Checks                                                                 */
+/* ---------------------------------------------------------------------- */
+
+static void
+check_name(const char *prefix, const char *name, const text *value,
+		   bool required)
+{
+	int			len;
+
+	if (value == NULL)
+	{
+		if (required)
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("%s%s must not be null", prefix, name)));
+		return;
+	}
+	len = VARSIZE_ANY_EXHDR(value);
+	if (required && len == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s%s must not be empty", prefix, name)));
+	if (len > OUTBOX_MAX_NAME &&
+		pg_mbstrlen_with_len(VARDATA_ANY(value), len) > OUTBOX_MAX_NAME)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s%s must not be longer than %d characters",
+						prefix, name, OUTBOX_MAX_NAME)));
+}
+
+/* Does the key begin with the tenant's hex digits and a slash? */
+static bool
+key_names_tenant(const text *dedupe_key, const pg_uuid_t *tenant)
+{
+	const char *p = VARDATA_ANY(dedupe_key);
+	const char *end = p + VARSIZE_ANY_EXHDR(dedupe_key);
+	bool		hyphens;
+
+	if (end - p < TENANT_HEX_DIGITS + 1)
+		return false;
+	hyphens = p[8] == '-';
+	for (int i = 0; i < TENANT_HEX_DIGITS; i++)
+	{
+		int			byte = tenant->data[i / 2];
+		int			nibble = i % 2 == 0 ? byte >> 4 : byte & 0x0F;
+
+		if (hyphens && (i == 8 || i == 12 || i == 16 || i == 20))
+		{
+			if (p == end || *p++ != '-')
+				return false;
+		}
+		if (p == end ||
+			pg_tolower((unsigned char) *p++) !=
+			(unsigned char) "0123456789abcdef"[nibble])
+			return false;
+	}
+	return p != end && *p == '/';
+}
+
+static void
+check_dedupe_tenant(const OutboxMessage *message, const char *prefix)
+{
+	OutboxPolicy policy;
+
+	if (message->dedupe_key == NULL || message->tenant_id == NULL)
+		return;
+	outbox_policy_get(outbox_store(OUTBOX_QUEUE), message->namespace,
+					  message->topic, &policy);
+	if (policy.check_dedupe_tenant &&
+		!key_names_tenant(message->dedupe_key, message->tenant_id))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%sdedupe_key must begin with the tenant_id and \"/\"",
+						prefix),
+				 errhint("The topic's policy can turn this check off: outbox.configure_topic(..., check_dedupe_tenant => false).")));
+}
+
+/*
+ * Refuse what the contract refuses.  The prefix, if not empty, says which
+ * message it is, before the name of the argument.
+ */
+void
+outbox_check_message(const OutboxMessage *message, const char *prefix)
+{
+	check_name(prefix, "topic", message->topic, true);
+	check_name(prefix, "namespace", message->namespace, true);
+	check_name(prefix, "correlation_id", message->correlation_id, false);
+	check_name(prefix, "dedupe_key", message->dedupe_key, false);
+	if (message->payload == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%spayload must not be null", prefix)));
+	check_dedupe_tenant(message, prefix);
+}
+
+/* The same for a message that was received, whose columns have other names. */
+void
+outbox_check_received(const OutboxMessage *message, const char *prefix)
+{
+	check_name(prefix, "handler_name", message->topic, true);
+	check_name(prefix, "source", message->correlation_id, false);
+	if (message->payload == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%spayload must not be null", prefix)));
+}
+
+/* ---------------------------------------------------------------------- */
+/* Rows                                                                   */
+/* ---------------------------------------------------------------------- */
+
+static void
+set_value(Datum *values, bool *isnull, AttrNumber attnum, Datum value)
+{
+	values[attnum - 1] = value;
+	isnull[attnum - 1] = false;
+}
+
+static void
+set_pointer(Datum *values, bool *isnull, AttrNumber attnum, const void *value)
+{
+	if (value != NULL)
+		set_value(values, isnull, attnum, PointerGetDatum(value));
+}
+
+static void
+set_time(Datum *values, bool *isnull, AttrNumber attnum,
+		 const TimestampTz *value)
+{
+	if (value != NULL)
+		set_value(values, isnull, attnum, TimestampTzGetDatum(*value));
+}
+
+/*
+ * Make a row of the queue from a message, which must have its id and its
+ * message_id.  turn is that of its stream, if it has one.  Tells where in the
+ * ready index the row lies.
+ */
+void
+outbox_make_row(const OutboxMessage *message, const OutboxStreamTurn *turn,
+				TimestampTz now, Datum *values, bool *isnull,
+				int64 *lane, OutboxKey *key)
+{
+	TimestampTz next_attempt_at = now;
+
+	if (message->due_time != NULL && *message->due_time > now)
+		next_attempt_at = *message->due_time;
+	*lane = outbox_topic_lane(message->namespace, message->topic);
+	*key = OUTBOX_MAKE(OutboxKey, next_attempt_at, message->id);
+	if (turn != NULL && turn->place == OUTBOX_PLACE_OWNER)
+		*lane = outbox_owner_lane(&turn->owner);
+	else if (turn != NULL && turn->place == OUTBOX_PLACE_PARKED)
+		key->at = DT_NOEND;
+
+	memset(isnull, true, Q_NATTS * sizeof(bool));
+	set_value(values, isnull, Q_ID, Int64GetDatum(message->id));
+	set_value(values, isnull, Q_LANE, Int64GetDatum(*lane));
+	set_value(values, isnull, Q_READY_AT, TimestampTzGetDatum(key->at));
+	set_value(values, isnull, Q_NEXT_ATTEMPT_AT,
+			  TimestampTzGetDatum(next_attempt_at));
+	set_value(values, isnull, Q_UPDATED_AT, TimestampTzGetDatum(now));
+	set_value(values, isnull, Q_ATTEMPTS, Int32GetDatum(0));
+	set_value(values, isnull, Q_RETRY_COUNT, Int32GetDatum(0));
+	set_value(values, isnull, Q_WAIVED, Int32GetDatum(0));
+	set_value(values, isnull, Q_PROGRESS, Int32GetDatum(0));
+	set_value(values, isnull, Q_STATUS, Int16GetDatum(OUTBOX_READY));
+	set_value(values, isnull, Q_FAILURE_REASON,
+			  Int16GetDatum(OUTBOX_REASON_NONE));
+	set_value(values, isnull, Q_CREATED_AT,
+			  TimestampTzGetDatum(message->replayed_id != 0 ?
+								  message->replayed_created_at : now));
+	set_pointer(values, isnull, Q_MESSAGE_ID, &message->message_id);
+	if (turn != NULL)
+		set_value(values, isnull, Q_STREAM_SEQ,
+				  Int64GetDatum(nextval_internal(outbox_catalog()->sequence,
+												 false)));
+	set_time(values, isnull, Q_DUE_TIME, message->due_time);
+	set_time(values, isnull, Q_EXPIRES_AT, message->expires_at);
+	set_pointer(values, isnull, Q_TENANT_ID, message->tenant_id);
+	set_pointer(values, isnull, Q_STREAM_ID, message->stream_id);
+	set_pointer(values, isnull, Q_NAMESPACE, message->namespace);
+	set_pointer(values, isnull, Q_TOPIC, message->topic);
+	set_pointer(values, isnull, Q_CORRELATION_ID, message->correlation_id);
+	set_pointer(values, isnull, Q_DEDUPE_KEY, message->dedupe_key);
+	set_pointer(values, isnull, Q_HEADERS, message->headers);
+	set_pointer(values, isnull, Q_PAYLOAD, message->payload);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Insertion                                                              */
+/* ---------------------------------------------------------------------- */
+
+static void
+report_range(Enqueuer *enqueuer)
+{
+	KeyRange   *range = &enqueuer->range;
+
+	if (range->used)
+		outbox_lane_report(RelationGetRelid(enqueuer->queue.rel), range->lane,
+						   range->lo, range->hi, GetCurrentTransactionId());
+	range->used = false;
+}
+
+static void
+flush_rows(Enqueuer *enqueuer)
+{
+	TupleTableSlot *rows[OUTBOX_BATCH_ROWS];
+
+	for (int i = 0; i < enqueuer->nrows; i++)
+		rows[i] = outbox_table_batch_row(&enqueuer->queue, i);
+	outbox_table_multi_insert(&enqueuer->queue, rows, enqueuer->nrows);
+	for (int i = 0; i < enqueuer->nrows; i++)
+		ExecClearTuple(rows[i]);
+	enqueuer->nrows = 0;
+	if (enqueuer->context != NULL)
+		MemoryContextReset(enqueuer->context);
+	report_range(enqueuer);
+}
+
+/*
+ * The row just added must be reported once it is inserted, together with its
+ * like; where it is of another kind, those before it are inserted as well.
+ */
+static void
+add_to_range(Enqueuer *enqueuer, int64 lane, OutboxKey key)
+{
+	KeyRange   *range = &enqueuer->range;
+
+	/* parked messages are nobody's business, but for who waits (stream.c) */
+	if (key.at == DT_NOEND)
+	{
+		outbox_wake_note(RelationGetRelid(enqueuer->queue.rel), lane);
+		return;
+	}
+	if (range->used && (range->lane != lane || range->hi.at != key.at))
+		flush_rows(enqueuer);
+	if (!range->used)
+		*range = OUTBOX_MAKE(KeyRange, lane, key, key, true);
+	range->lo = outbox_key_min(range->lo, key);
+	range->hi = outbox_key_max(range->hi, key);
+}
+
+/* Insert a message now. */
+static void
+insert_message(Enqueuer *enqueuer, const OutboxMessage *message,
+			   const OutboxStreamTurn *turn)
+{
+	TupleTableSlot *row = outbox_table_new_row(&enqueuer->queue);
+	int64		lane;
+	OutboxKey	key;
+
+	outbox_make_row(message, turn, enqueuer->now, row->tts_values,
+					row->tts_isnull, &lane, &key);
+	outbox_table_insert(&enqueuer->queue, row);
+	ExecDropSingleTupleTableSlot(row);
+	if (key.at != DT_NOEND)
+		outbox_lane_report(RelationGetRelid(enqueuer->queue.rel), lane, key,
+						   key, GetCurrentTransactionId());
+	else
+		outbox_wake_note(RelationGetRelid(enqueuer->queue.rel), lane);
+}
+
+/* Insert a message with the next batch. */
+static void
+add_message(Enqueuer *enqueuer, const OutboxMessage *message,
+			const OutboxStreamTurn *turn)
+{
+	TupleDesc	desc = RelationGetDescr(enqueuer->queue.rel);
+	MemoryContext old;
+	Datum	   *values;
+	bool	   *isnull;
+	int64		lane;
+	OutboxKey	key;
+	TupleTableSlot *row;
+
+	if (enqueuer->context == NULL)
+		enqueuer->context = AllocSetContextCreate(CurrentMemoryContext,
+												  "outbox enqueue",
+												  ALLOCSET_DEFAULT_SIZES);
+	old = MemoryContextSwitchTo(enqueuer->context);
+	values = palloc_array(Datum, desc->natts);
+	isnull = palloc_array(bool, desc->natts);
+	memset(isnull, true, desc->natts * sizeof(bool));
+	outbox_make_row(message, turn, enqueuer->now, values, isnull, &lane, &key);
+	row = outbox_table_batch_row(&enqueuer->queue, enqueuer->nrows);
+	ExecStoreHeapTuple(heap_form_tuple(desc, values, isnull), row, false);
+	MemoryContextSwitchTo(old);
+	enqueuer->nrows++;
+	add_to_range(enqueuer, lane, key);
+	if (enqueuer->nrows == OUTBOX_BATCH_ROWS)
+		flush_rows(enqueuer);
+}
+
+/* ---------------------------------------------------------------------- */
+/* The call                                                               */
+/* ---------------------------------------------------------------------- */
+
+static int
+cmp_digest(const void *a, const void *b)
+{
+	const OutboxMessage *ma = *(OutboxMessage *const *) a;
+	const OutboxMessage *mb = *(OutboxMessage *const *) b;
+	int			cmp = memcmp(&ma->dedupe_digest, &mb->dedupe_digest, UUID_LEN);
+
+	/* of two with the same key the first one wins */
+	if (cmp == 0)
+		cmp = ma < mb ? -1 : 1;
+	return cmp;
+}
+
+static int
+cmp_stream(const void *a, const void *b)
+{
+	const OutboxMessage *ma = *(OutboxMessage *const *) a;
+	const OutboxMessage *mb = *(OutboxMessage *const *) b;
+	int			cmp = memcmp(ma->stream_id, mb->stream_id, UUID_LEN);
+
+	if (cmp == 0)
+		cmp = ma < mb ? -1 : 1;
+	return cmp;
+}
+
+/* Take the dedupe keys; who does not get his is not enqueued. */
+static void
+take_keys(OutboxMessage *messages, int nmessages)
+{
+	OutboxMessage **keyed = palloc_array(OutboxMessage *, nmessages);
+	int			nkeyed = 0;
+
+	for (int i = 0; i < nmessages; i++)
+	{
+		if (messages[i].dedupe_key == NULL || messages[i].replayed_id != 0)
+			continue;
+		outbox_dedupe_digest(messages[i].namespace, messages[i].topic,
+							 messages[i].dedupe_key,
+							 &messages[i].dedupe_digest);
+		keyed[nkeyed++] = &messages[i];
+	}
+	if (nkeyed > 1)
+		qsort(keyed, nkeyed, sizeof(OutboxMessage *), cmp_digest);
+	for (int i = 0; i < nkeyed; i++)
+	{
+		pg_uuid_t	holder;
+
+		if (!outbox_dedupe_take(&keyed[i]->dedupe_digest,
+								&keyed[i]->message_id, &holder))
+		{
+			keyed[i]->enqueued = false;
+			keyed[i]->message_id = holder;
+		}
+	}
+	pfree(keyed);
+}
+
+/* The queue's unique index does not know what has left it. */
+void
+outbox_check_given_id(const OutboxMessage *message)
+{
+	if (message->given_id != NULL &&
+		outbox_message_in_history(message->given_id))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNIQUE_VIOLATION),
+				 errmsg("message_id exists already"),
+				 errdetail("Message %s is finished.",
+						   DatumGetCString(DirectFunctionCall1(uuid_out,
+															   UUIDPGetDatum(message->given_id))))));
+}
+
+static void
+insert_streamless(Enqueuer *enqueuer, OutboxMessage *messages, int nmessages)
+{
+	for (int i = 0; i < nmessages; i++)
+	{
+		if (!messages[i].enqueued || messages[i].stream_id != NULL)
+			continue;
+		if (nmessages == 1)
+			insert_message(enqueuer, &messages[i], NULL);
+		else
+			add_message(enqueuer, &messages[i], NULL);
+	}
+	flush_rows(enqueuer);
+}
+
+/* Stream by stream, taking turns with others. */
+static void
+insert_streams(Enqueuer *enqueuer, OutboxMessage *messages, int nmessages)
+{
+	OutboxMessage **streamed = palloc_array(OutboxMessage *, nmessages);
+	int			nstreamed = 0;
+	int			next;
+
+	for (int i = 0; i < nmessages; i++)
+	{
+		if (messages[i].enqueued && messages[i].stream_id != NULL)
+			streamed[nstreamed++] = &messages[i];
+	}
+	if (nstreamed > 1)
+		qsort(streamed, nstreamed, sizeof(OutboxMessage *), cmp_stream);
+	for (int i = 0; i < nstreamed; i = next)
+	{
+		OutboxStreamTurn turn;
+		OutboxStreamTurn follow;
+
+		if (outbox_stream_turn_begin(&enqueuer->queue, streamed[i]->stream_id,
+									 &turn))
+			enqueuer->now = GetCurrentTimestamp();
+		insert_message(enqueuer, streamed[i], &turn);
+		/* the others of the stream wait behind it */
+		follow = turn;
+		follow.place = OUTBOX_PLACE_PARKED;
+		for (next = i + 1; next < nstreamed; next++)
+		{
+			if (memcmp(streamed[next]->stream_id, &turn.stream, UUID_LEN) != 0)
+				break;
+			add_message(enqueuer, streamed[next], &follow);
+		}
+		flush_rows(enqueuer);
+		outbox_stream_turn_end(&enqueuer->queue, &turn);
+	}
+	pfree(streamed);
+}
+
+static void
+log_enqueued(const OutboxMessage *message)
+{
+	if (!message_level_is_interesting(outbox_log_level))
+		return;
+	if (message->correlation_id != NULL)
+		outbox_log("outbox enqueue: topic \"%s\", correlation_id \"%s\"",
+				   text_to_cstring(message->topic),
+				   text_to_cstring(message->correlation_id));
+	else
+		outbox_log("outbox enqueue: topic \"%s\"",
+				   text_to_cstring(message->topic));
+}
+
+/*
+ * For drivers that would rather listen than wait in claim().  The server sends
+ * a notification once per transaction, however often it is asked to.
+ */
+void
+outbox_notify_listeners(void)
+{
+	if (outbox_notify)
+		Async_Notify(OUTBOX_SCHEMA, "");
+}
+
+/* When is there something for a worker in this? */
+static void
+note_for_worker(const OutboxStore *store, const OutboxMessage *message,
+				TimestampTz now)
+{
+	if (message->expires_at != NULL)
+		outbox_wake_note_due(*message->expires_at);
+	if (!outbox_dispatch_timers ||
+		(store->kind != OUTBOX_TIMERS && store->kind != OUTBOX_RUNS))
+		return;
+	if (message->due_time != NULL && *message->due_time > now)
+		outbox_wake_note_due(*message->due_time);
+	else
+		outbox_wake_note_worker();
+}
+
+/*
+ * Enqueue messages, which have been checked, in the current transaction.
+ * Fills in their results.
+ */
+void
+outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
+			   int nmessages)
+{
+	const OutboxCatalog *catalog = outbox_catalog();
+	Enqueuer	enqueuer = {.now = GetCurrentTimestamp()};
+	bool		any_key = false;
+	bool		any_stream = false;
+
+	for (int i = 0; i < nmessages; i++)
+	{
+		OutboxMessage *message = &messages[i];
+
+		message->enqueued = !message->refused;
+		if (message->given_id != NULL)
+			message->message_id = *message->given_id;
+		else
+			outbox_uuid7(enqueuer.now, &message->message_id);
+		any_stream |= message->stream_id != NULL;
+		any_key |= message->dedupe_key != NULL && message->replayed_id == 0;
+	}
+
+	if (any_key)
+	{
+		take_keys(messages, nmessages);
+		enqueuer.now = GetCurrentTimestamp();
+	}
+	for (int i = 0; i < nmessages; i++)
+	{
+		if (messages[i].replayed_id != 0)
+			messages[i].id = messages[i].replayed_id;
+		else if (messages[i].enqueued)
+			messages[i].id = nextval_internal(catalog->sequence, false);
+	}
+
+	outbox_store_open(&enqueuer.queue, store);
+	insert_streamless(&enqueuer, messages, nmessages);
+	if (any_stream)
+		insert_streams(&enqueuer, messages, nmessages);
+	if (enqueuer.context != NULL)
+		MemoryContextDelete(enqueuer.context);
+	outbox_table_close(&enqueuer.queue);
+	if (store->kind == OUTBOX_QUEUE && nmessages > 0)
+		outbox_notify_listeners();
+	for (int i = 0; i < nmessages; i++)
+	{
+		if (messages[i].enqueued)
+			note_for_worker(store, &messages[i], enqueuer.now);
+		if (store->kind == OUTBOX_QUEUE && messages[i].enqueued &&
+			messages[i].replayed_id == 0)
+		{
+			outbox_check_given_id(&messages[i]);
+			log_enqueued(&messages[i]);
+		}
+	}
+}

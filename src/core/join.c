@@ -1,0 +1,500 @@
+/*
+ * join.c
+ *	  Joins: how many of their steps have ended, and who waits for that.
+ *
+ * When messages end, this is where their joins learn of it: first all members
+ * are marked, in the order of their messages, then each join is changed once,
+ * in the order of its id, then the waits of those that are complete are woken.
+ * Since everybody does it in this order, and after all else in his call,
+ * nobody waits in a circle.
+ *
+ * A member's first outcome stands, and a join that is complete or cancelled
+ * never changes again; so whatever is told twice, or out of order, is counted
+ * once.
+ *
+ * Two things cannot be done at once, and are left to whoever evaluates waits
+ * (sql/waits.sql), as a row in outbox.join_doubts:
+ *
+ *	- a message ends while another transaction, not yet committed, makes it a
+ *	  member: the outcome is left, to be counted when that one has ended;
+ *	- a claim buries a message of a join that is locked: a claim must not wait,
+ *	  so the join is left, to be counted anew.
+ *
+ * The attaching side looks at the message after it has inserted the member,
+ * and this side looks at members after the message is gone from the queue: so
+ * at least one of them sees the other.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "commands/sequence.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+#include "utils/uuid.h"
+
+#include "util/guc.h"
+#include "core/join.h"
+#include "queue/queue.h"
+#include "table/keylock.h"
+#include "shmem/wake.h"
+
+/* A member that has got its outcome in this call. */
+typedef struct Step
+{
+	pg_uuid_t	join_id;
+	int			position;		/* among the messages that ended */
+	OutboxJoinStatus outcome;
+} Step;
+
+/* Counting under way. */
+typedef struct Counter
+{
+	const OutboxEndedList *ended;
+	const pg_uuid_t *only_join; /* or NULL */
+	TimestampTz now;
+	int			nsteps;
+	int			max_steps;
+	Step	   *steps;
+	int			ncomplete;
+	pg_uuid_t  *complete;		/* joins whose waits are to be woken */
+} Counter;
+
+/* ---------------------------------------------------------------------- */
+/* Doubts                                                                 */
+/* ---------------------------------------------------------------------- */
+
+/* Leave something to be counted later; the table is nearly always empty. */
+static void
+leave_doubt(TransactionId waits_for, const pg_uuid_t *join_id,
+			const pg_uuid_t *message_id, OutboxStatus status)
+{
+	const OutboxCatalog *catalog = outbox_catalog();
+	OutboxTable doubts;
+	TupleTableSlot *row;
+
+	outbox_table_open(&doubts, catalog->join_doubts, JD_NATTS);
+	row = outbox_table_new_row(&doubts);
+	outbox_row_set(row, JD_ID,
+				   Int64GetDatum(nextval_internal(catalog->sequence, false)));
+	outbox_row_set(row, JD_WAITS_FOR, TransactionIdGetDatum(waits_for));
+	if (join_id != NULL)
+		outbox_row_set(row, JD_JOIN_ID, UUIDPGetDatum(join_id));
+	if (message_id != NULL)
+	{
+		outbox_row_set(row, JD_MESSAGE_ID, UUIDPGetDatum(message_id));
+		outbox_row_set(row, JD_STATUS, Int16GetDatum(status));
+	}
+	outbox_table_insert(&doubts, row);
+	ExecDropSingleTupleTableSlot(row);
+	outbox_table_close(&doubts);
+	outbox_wake_note_worker();
+}
+
+/* ---------------------------------------------------------------------- */
+/* Members                                                                */
+/* ---------------------------------------------------------------------- */
+
+static void
+add_step(Counter *counter, TupleTableSlot *member, int position,
+		 OutboxJoinStatus outcome)
+{
+	if (counter->nsteps == counter->max_steps)
+	{
+		counter->max_steps = counter->max_steps == 0 ? 16 :
+			counter->max_steps * 2;
+		counter->steps = counter->steps == NULL ?
+			palloc_array(Step, counter->max_steps) :
+			repalloc_huge(counter->steps,
+						  (Size) counter->max_steps * sizeof(Step));
+	}
+	counter->steps[counter->nsteps++] =
+		OUTBOX_MAKE(Step, *DatumGetUUIDP(outbox_row_get(member, JM_JOIN_ID)),
+					position, outcome);
+}
+
+/* Which joins does the caller want to hear of it? */
+static bool
+is_wanted(Counter *counter, TupleTableSlot *member)
+{
+	return counter->only_join == NULL ||
+		memcmp(DatumGetUUIDP(outbox_row_get(member, JM_JOIN_ID)),
+			   counter->only_join, UUID_LEN) == 0;
+}
+
+/*
+ * Mark what is found by the probe, all members that are one message.  False
+ * if somebody else had changed one of them: then they must be read again.
+ */
+static bool
+mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
+			 TupleTableSlot *slot, TupleTableSlot *row, int position)
+{
+	const OutboxEnded *message = &counter->ended->messages[position];
+	OutboxJoinStatus outcome;
+	bool		wait = !counter->ended->must_not_wait;
+	TransactionId writer;
+	bool		doubted = false;
+
+	outcome = message->status == OUTBOX_DONE ? OUTBOX_JOIN_COMPLETED :
+		OUTBOX_JOIN_FAILED;
+	outbox_probe_seek(probe, UUIDPGetDatum(&message->message_id));
+	while (outbox_probe_next(probe, slot, &writer))
+	{
+		if (!is_wanted(counter, slot) ||
+			DatumGetInt16(outbox_row_get(slot, JM_STATUS)) != OUTBOX_JOIN_PENDING)
+			continue;
+		if (TransactionIdIsValid(probe->snapshot.xmin))
+		{
+			/* it is becoming a member; a changed one is seen as it was, too */
+			if (!outbox_row_is_update(slot) && !doubted)
+			{
+				leave_doubt(writer, NULL, &message->message_id, message->status);
+				doubted = true;
+			}
+			continue;
+		}
+		outbox_new_row_from(row, slot);
+		outbox_row_set(row, JM_STATUS, Int16GetDatum(outcome));
+		switch (outbox_table_update(members, slot, row, wait, &writer))
+		{
+			case OUTBOX_ROW_OK:
+				add_step(counter, slot, position, outcome);
+				break;
+			case OUTBOX_ROW_REFUSED:
+				break;
+			case OUTBOX_ROW_LOCKED:
+				/* whoever it is reports the same message by hand */
+				leave_doubt(writer, NULL, &message->message_id, message->status);
+				break;
+			case OUTBOX_ROW_GONE:
+				return false;
+		}
+	}
+	return true;
+}
+
+typedef struct Ordered
+{
+	const pg_uuid_t *message_id;
+	int			position;
+} Ordered;
+
+static int
+cmp_ordered(const void *a, const void *b)
+{
+	return memcmp(((const Ordered *) a)->message_id,
+				  ((const Ordered *) b)->message_id, UUID_LEN);
+}
+
+/* Give the members their outcomes, in the order of their messages. */
+static void
+mark_all_members(Counter *counter)
+{
+	const OutboxEndedList *ended = counter->ended;
+	Ordered    *order = palloc_array(Ordered, ended->n);
+	OutboxTable members;
+	OutboxProbe probe;
+	TupleTableSlot *slot;
+	TupleTableSlot *row;
+
+	for (int i = 0; i < ended->n; i++)
+		order[i] = OUTBOX_MAKE(Ordered, &ended->messages[i].message_id, i);
+	qsort(order, ended->n, sizeof(Ordered), cmp_ordered);
+
+	outbox_table_open(&members, outbox_catalog()->join_members, JM_NATTS);
+	members.nkeys = 2;
+	slot = outbox_table_slot(&members);
+	row = outbox_table_new_row(&members);
+	outbox_probe_begin(&probe, &members, outbox_catalog()->join_members_message);
+	for (int i = 0; i < ended->n; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		while (!mark_members(counter, &members, &probe, slot, row,
+							 order[i].position))
+			CHECK_FOR_INTERRUPTS();
+	}
+	outbox_probe_end(&probe);
+	ExecDropSingleTupleTableSlot(row);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&members);
+	pfree(order);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Joins                                                                  */
+/* ---------------------------------------------------------------------- */
+
+static int
+cmp_step(const void *a, const void *b)
+{
+	const Step *sa = a;
+	const Step *sb = b;
+	int			cmp = memcmp(&sa->join_id, &sb->join_id, UUID_LEN);
+
+	return cmp != 0 ? cmp : sa->position - sb->position;
+}
+
+/* Make the next version of a join; false if it is not to change any more. */
+static bool
+count_steps(Counter *counter, TupleTableSlot *join, TupleTableSlot *row,
+			const Step *steps, int nsteps)
+{
+	int			expected = DatumGetInt32(outbox_row_get(join, J_EXPECTED_STEPS));
+	int			completed = DatumGetInt32(outbox_row_get(join, J_COMPLETED_STEPS));
+	int			failed = DatumGetInt32(outbox_row_get(join, J_FAILED_STEPS));
+
+	if (DatumGetInt16(outbox_row_get(join, J_STATUS)) != OUTBOX_JOIN_PENDING)
+		return false;
+	for (int i = 0; i < nsteps && completed + failed < expected; i++)
+	{
+		if (steps[i].outcome == OUTBOX_JOIN_COMPLETED)
+			completed++;
+		else
+			failed++;
+	}
+	outbox_new_row_from(row, join);
+	outbox_row_set(row, J_COMPLETED_STEPS, Int32GetDatum(completed));
+	outbox_row_set(row, J_FAILED_STEPS, Int32GetDatum(failed));
+	outbox_row_set(row, J_LAST_UPDATED_AT, TimestampTzGetDatum(counter->now));
+	if (completed + failed == expected)
+		outbox_row_set(row, J_STATUS,
+					   Int16GetDatum(failed > 0 ? OUTBOX_JOIN_FAILED :
+									 OUTBOX_JOIN_COMPLETED));
+	return true;
+}
+
+static void
+log_complete(TupleTableSlot *row)
+{
+	if (message_level_is_interesting(outbox_log_level))
+		outbox_log("outbox join: %s is complete, %d completed, %d failed",
+				   DatumGetCString(DirectFunctionCall1(uuid_out,
+													   outbox_row_get(row, J_ID))),
+				   DatumGetInt32(outbox_row_get(row, J_COMPLETED_STEPS)),
+				   DatumGetInt32(outbox_row_get(row, J_FAILED_STEPS)));
+}
+
+/* Add the steps of one join to it. */
+static void
+change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
+			TupleTableSlot *slot, TupleTableSlot *row,
+			const Step *steps, int nsteps)
+{
+	const pg_uuid_t *join_id = &steps[0].join_id;
+	OutboxRowResult result = OUTBOX_ROW_GONE;
+
+	while (result == OUTBOX_ROW_GONE)
+	{
+		TransactionId blocker = InvalidTransactionId;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!outbox_probe(probe, UUIDPGetDatum(join_id), slot, &blocker) ||
+			!count_steps(counter, slot, row, steps, nsteps))
+		{
+			/* somebody who may yet roll back has completed or deleted it? */
+			if (!TransactionIdIsValid(blocker))
+				return;
+			if (!counter->ended->must_not_wait)
+			{
+				outbox_turn_wait(blocker);
+				continue;
+			}
+			result = OUTBOX_ROW_LOCKED;
+			break;
+		}
+		result = outbox_table_update(joins, slot, row,
+									 !counter->ended->must_not_wait, &blocker);
+	}
+	if (result == OUTBOX_ROW_LOCKED)
+		leave_doubt(GetCurrentTransactionId(), join_id, NULL, OUTBOX_READY);
+	else if (result == OUTBOX_ROW_OK &&
+			 DatumGetInt16(outbox_row_get(row, J_STATUS)) != OUTBOX_JOIN_PENDING)
+	{
+		counter->complete[counter->ncomplete++] = *join_id;
+		log_complete(row);
+	}
+}
+
+/* Change each join once, in the order of their ids. */
+static void
+change_joins(Counter *counter)
+{
+	OutboxTable joins;
+	OutboxProbe probe;
+	TupleTableSlot *slot;
+	TupleTableSlot *row;
+	int			next;
+
+	qsort(counter->steps, counter->nsteps, sizeof(Step), cmp_step);
+	counter->complete = palloc_array(pg_uuid_t, counter->nsteps);
+	outbox_table_open(&joins, outbox_catalog()->joins, J_NATTS);
+	slot = outbox_table_slot(&joins);
+	row = outbox_table_new_row(&joins);
+	outbox_probe_begin(&probe, &joins, outbox_catalog()->joins_pkey);
+	for (int i = 0; i < counter->nsteps; i = next)
+	{
+		for (next = i + 1; next < counter->nsteps; next++)
+		{
+			if (memcmp(&counter->steps[i].join_id, &counter->steps[next].join_id,
+					   UUID_LEN) != 0)
+				break;
+		}
+		change_join(counter, &joins, &probe, slot, row, &counter->steps[i],
+					next - i);
+	}
+	outbox_probe_end(&probe);
+	ExecDropSingleTupleTableSlot(row);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&joins);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Waits                                                                  */
+/* ---------------------------------------------------------------------- */
+
+/*
+ * Make a wait claimable now, if it has been put back.  False if somebody has
+ * his hand on it: whatever he does, it has to be tried again when he is done.
+ */
+static bool
+wake_wait(OutboxTable *queue, OutboxProbe *probe, TupleTableSlot *slot,
+		  TupleTableSlot *row, const pg_uuid_t *message_id,
+		  TransactionId *blocker)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	while (outbox_probe(probe, UUIDPGetDatum(message_id), slot, blocker))
+	{
+		if (TransactionIdIsValid(*blocker))
+			return false;
+		if (DatumGetInt16(outbox_row_get(slot, Q_STATUS)) != OUTBOX_READY ||
+			DatumGetTimestampTz(outbox_row_get(slot, Q_NEXT_ATTEMPT_AT)) <= now)
+			return true;
+		outbox_queue_make_ready(row, slot, now, now);
+		switch (outbox_queue_update(queue, slot, row, false, blocker))
+		{
+			case OUTBOX_ROW_LOCKED:
+				return false;
+			case OUTBOX_ROW_GONE:
+				CHECK_FOR_INTERRUPTS();
+				break;
+			default:
+				return true;
+		}
+	}
+	/* it has ended, or whoever files it will look at the join himself */
+	return true;
+}
+
+/* A join is complete, or cancelled: have its waits evaluated. */
+void
+outbox_join_wake(const pg_uuid_t *join_id)
+{
+	const OutboxCatalog *catalog = outbox_catalog();
+	const OutboxStore *store = outbox_store(OUTBOX_QUEUE);
+	OutboxTable waits;
+	OutboxTable queue;
+	OutboxProbe waits_probe;
+	OutboxProbe queue_probe;
+	TupleTableSlot *wait;
+	TupleTableSlot *slot;
+	TupleTableSlot *row;
+	TransactionId writer;
+
+	outbox_table_open_to_read(&waits, catalog->join_waits);
+	outbox_store_open(&queue, store);
+	outbox_probe_begin(&waits_probe, &waits, catalog->join_waits_pkey);
+	outbox_probe_begin(&queue_probe, &queue, store->message_id);
+	wait = outbox_table_slot(&waits);
+	slot = outbox_table_slot(&queue);
+	row = outbox_table_new_row(&queue);
+
+	outbox_probe_seek(&waits_probe, UUIDPGetDatum(join_id));
+	while (outbox_probe_next(&waits_probe, wait, &writer))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!wake_wait(&queue, &queue_probe, slot, row,
+					   DatumGetUUIDP(outbox_row_get(wait, JW_MESSAGE_ID)),
+					   &writer))
+			leave_doubt(TransactionIdIsValid(writer) ? writer :
+						GetCurrentTransactionId(),
+						join_id, NULL, OUTBOX_READY);
+	}
+
+	ExecDropSingleTupleTableSlot(row);
+	ExecDropSingleTupleTableSlot(slot);
+	ExecDropSingleTupleTableSlot(wait);
+	outbox_probe_end(&queue_probe);
+	outbox_probe_end(&waits_probe);
+	outbox_table_close(&queue);
+	outbox_table_close(&waits);
+}
+
+/* ---------------------------------------------------------------------- */
+/* The calls                                                              */
+/* ---------------------------------------------------------------------- */
+
+/* Is there any member of any join?  Mostly not, and then nothing is to do. */
+static bool
+any_members(void)
+{
+	OutboxTable members;
+	BlockNumber nblocks;
+
+	outbox_table_open_to_read(&members, outbox_catalog()->join_members);
+	nblocks = RelationGetNumberOfBlocks(members.rel);
+	outbox_table_close(&members);
+	return nblocks > 0;
+}
+
+/*
+ * These messages have ended: count them in their joins, or, if only_join is
+ * given, in that one.
+ */
+void
+outbox_join_count(const OutboxEndedList *ended, const pg_uuid_t *only_join)
+{
+	Counter		counter = {.ended = ended,.only_join = only_join};
+
+	if (!any_members())
+		return;
+	/* what this transaction did before is to be seen, and can be changed */
+	CommandCounterIncrement();
+	counter.now = GetCurrentTimestamp();
+	mark_all_members(&counter);
+	if (counter.nsteps == 0)
+		return;
+	change_joins(&counter);
+	for (int i = 0; i < counter.ncomplete; i++)
+		outbox_join_wake(&counter.complete[i]);
+	pfree(counter.steps);
+	pfree(counter.complete);
+}
+
+/* There must be such a join. */
+void
+outbox_join_require(const pg_uuid_t *join_id)
+{
+	OutboxTable joins;
+	OutboxProbe probe;
+	TupleTableSlot *slot;
+	TransactionId blocker;
+	bool		found;
+
+	outbox_table_open_to_read(&joins, outbox_catalog()->joins);
+	slot = outbox_table_slot(&joins);
+	outbox_probe_begin(&probe, &joins, outbox_catalog()->joins_pkey);
+	found = outbox_probe(&probe, UUIDPGetDatum(join_id), slot, &blocker);
+	outbox_probe_end(&probe);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&joins);
+	if (!found)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("join \"%s\" does not exist",
+						DatumGetCString(DirectFunctionCall1(uuid_out,
+															UUIDPGetDatum(join_id))))));
+}

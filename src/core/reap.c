@@ -1,0 +1,180 @@
+/*
+ * reap.c
+ *	  Leases that have ended, and messages that have expired.
+ *
+ * Nothing depends on it: a claim takes a message whose lease has ended as it
+ * comes by, and never hands out one that has expired.  Reaping makes visible
+ * what is the case, and frees the streams that wait behind such messages.
+ *
+ * It never waits: what somebody else has his hand on is left to him.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/fmgroids.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "util/guc.h"
+#include "queue/policy.h"
+#include "queue/queue.h"
+#include "queue/walk.h"
+#include "core/settle.h"
+#include "queue/stream.h"
+
+typedef struct Reaper
+{
+	OutboxTable queue;
+	TimestampTz now;
+	int			limit;
+	int			nreaped;
+	TupleTableSlot *row;
+	OutboxHistory history;
+	OutboxStreamSet streams;
+} Reaper;
+
+static OutboxRowResult
+bury(Reaper *reaper, TupleTableSlot *message, OutboxReason reason,
+	 TransactionId *blocker)
+{
+	OutboxOutcome outcome = {.status = OUTBOX_DEAD,.reason = reason};
+
+	return outbox_queue_finish(&reaper->queue, &reaper->history, message,
+							   &outcome, false, blocker);
+}
+
+static OutboxRowResult
+return_to_ready(Reaper *reaper, TupleTableSlot *message,
+				TransactionId *blocker)
+{
+	outbox_queue_make_ready(reaper->row, message, reaper->now, reaper->now);
+	outbox_row_set(reaper->row, Q_FAILURE_REASON,
+				   Int16GetDatum(OUTBOX_REASON_EXPIRED));
+	return outbox_queue_update(&reaper->queue, message, reaper->row, false,
+							   blocker);
+}
+
+static bool
+count_reaped(Reaper *reaper, TupleTableSlot *message)
+{
+	bool		isnull;
+	Datum		stream = slot_getattr(message, Q_STREAM_ID, &isnull);
+
+	if (!isnull)
+		outbox_stream_set_add(&reaper->streams, DatumGetUUIDP(stream));
+	return ++reaper->nreaped < reaper->limit;
+}
+
+static bool
+message_has_expired(Reaper *reaper, TupleTableSlot *message)
+{
+	bool		isnull;
+	Datum		expires_at = slot_getattr(message, Q_EXPIRES_AT, &isnull);
+
+	return !isnull && DatumGetTimestampTz(expires_at) <= reaper->now;
+}
+
+/* A lease that has ended. */
+static bool
+reap_lease(OutboxWalk *walk, void *arg)
+{
+	Reaper	   *reaper = arg;
+	TupleTableSlot *message = walk->slot;
+	TransactionId blocker = InvalidTransactionId;
+	OutboxPolicy policy;
+	OutboxRowResult result;
+
+	outbox_policy_get(reaper->queue.store,
+					  DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
+					  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
+					  &policy);
+	if (message_has_expired(reaper, message))
+		result = bury(reaper, message, OUTBOX_REASON_EXPIRED, &blocker);
+	else if (outbox_queue_counted_attempts(message) >= policy.max_attempts)
+		result = bury(reaper, message, OUTBOX_REASON_MAX_ATTEMPTS, &blocker);
+	else
+		result = return_to_ready(reaper, message, &blocker);
+
+	if (result == OUTBOX_ROW_OK)
+	{
+		bool		go_on = count_reaped(reaper, message);
+
+		outbox_walk_changed(walk, 0);
+		return go_on;
+	}
+	if (result == OUTBOX_ROW_REFUSED)
+		outbox_walk_left(walk);
+	else
+		outbox_walk_blocked(walk, blocker);
+	return true;
+}
+
+/* Messages that were not delivered in time, wherever they lie. */
+static void
+reap_expired_messages(Reaper *reaper)
+{
+	Relation	index = index_open(reaper->queue.store->expires,
+								   AccessShareLock);
+	TupleTableSlot *slot = outbox_table_slot(&reaper->queue);
+	SnapshotData dirty;
+	IndexScanDesc scan;
+	ScanKeyData key;
+
+	InitDirtySnapshot(dirty);
+	scan = outbox_index_beginscan(reaper->queue.rel, index, &dirty, 1);
+	ScanKeyInit(&key, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
+				TimestampTzGetDatum(reaper->now));
+	index_rescan(scan, &key, 1, NULL, 0);
+	while (reaper->nreaped < reaper->limit &&
+		   index_getnext_slot(scan, ForwardScanDirection, slot))
+	{
+		TransactionId blocker;
+		bool		leased;
+
+		CHECK_FOR_INTERRUPTS();
+		if (TransactionIdIsValid(outbox_row_writer(&dirty)))
+			continue;
+		leased = DatumGetInt16(outbox_row_get(slot, Q_STATUS)) == OUTBOX_IN_PROGRESS &&
+			DatumGetTimestampTz(outbox_row_get(slot, Q_LOCKED_UNTIL)) > reaper->now;
+		if (!leased && bury(reaper, slot, OUTBOX_REASON_EXPIRED,
+							&blocker) == OUTBOX_ROW_OK)
+			(void) count_reaped(reaper, slot);
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, NoLock);
+}
+
+/*
+ * Return messages whose leases have ended to ready, or to the dead if they
+ * have had their attempts, and messages that have expired to the dead.
+ * Returns how many, at most "limit".
+ */
+int
+outbox_reap(const OutboxStore *store, int limit)
+{
+	Reaper		reaper = {.limit = limit};
+
+	CommandCounterIncrement();
+	reaper.now = GetCurrentTimestamp();
+	outbox_store_open(&reaper.queue, store);
+	reaper.row = outbox_table_new_row(&reaper.queue);
+	outbox_history_begin(&reaper.history, &reaper.queue, reaper.now);
+
+	outbox_walk_leases(&reaper.queue, reaper.now, OUTBOX_SCAN_REAP, reap_lease,
+					   &reaper);
+	/* a message may have been in both lists */
+	CommandCounterIncrement();
+	reap_expired_messages(&reaper);
+
+	ExecDropSingleTupleTableSlot(reaper.row);
+	outbox_stream_arrange(&reaper.queue, &reaper.streams, reaper.now, true);
+	outbox_history_end(&reaper.history);
+	outbox_table_close(&reaper.queue);
+	if (reaper.nreaped > 0)
+		outbox_log("outbox reap: count %d", reaper.nreaped);
+	return reaper.nreaped;
+}

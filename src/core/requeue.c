@@ -1,0 +1,141 @@
+/*
+ * requeue.c
+ *	  Bringing dead messages back.
+ *
+ * A message that is brought back is the same message: it keeps its id, its
+ * message_id, its creation time and its dedupe key.  Its attempts begin anew,
+ * and in its stream it takes the last place, for its commit is that of the
+ * transaction that brings it back.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "core/enqueue.h"
+#include "util/guc.h"
+#include "core/requeue.h"
+#include "table/table.h"
+#include "table/keylock.h"
+
+/* A pointer that stays, to a value that may be null. */
+static const void *
+get_pointer(HeapTuple tuple, AttrNumber attnum, TupleDesc desc)
+{
+	bool		isnull;
+	Datum		value = heap_getattr(tuple, attnum, desc, &isnull);
+
+	return isnull ? NULL : DatumGetPointer(value);
+}
+
+static const TimestampTz *
+get_time(HeapTuple tuple, AttrNumber attnum, TupleDesc desc)
+{
+	bool		isnull;
+	Datum		value = heap_getattr(tuple, attnum, desc, &isnull);
+	TimestampTz *result;
+
+	if (isnull)
+		return NULL;
+	result = palloc_object(TimestampTz);
+	*result = DatumGetTimestampTz(value);
+	return result;
+}
+
+static void
+revive(OutboxMessage *message, HeapTuple tuple, TupleDesc desc,
+	   TimestampTz now)
+{
+	bool		isnull;
+
+	memset(message, 0, sizeof(OutboxMessage));
+	message->replayed_id = DatumGetInt64(heap_getattr(tuple, H_ID, desc, &isnull));
+	message->replayed_created_at =
+		DatumGetTimestampTz(heap_getattr(tuple, H_CREATED_AT, desc, &isnull));
+	message->given_id = get_pointer(tuple, H_MESSAGE_ID, desc);
+	message->namespace = PG_DETOAST_DATUM_PACKED(heap_getattr(tuple, H_NAMESPACE,
+															  desc, &isnull));
+	message->topic = PG_DETOAST_DATUM_PACKED(heap_getattr(tuple, H_TOPIC, desc,
+														  &isnull));
+	message->payload = get_pointer(tuple, H_PAYLOAD, desc);
+	message->headers = get_pointer(tuple, H_HEADERS, desc);
+	message->correlation_id = get_pointer(tuple, H_CORRELATION_ID, desc);
+	message->dedupe_key = get_pointer(tuple, H_DEDUPE_KEY, desc);
+	message->tenant_id = get_pointer(tuple, H_TENANT_ID, desc);
+	message->stream_id = get_pointer(tuple, H_STREAM_ID, desc);
+	message->due_time = get_time(tuple, H_DUE_TIME, desc);
+	message->expires_at = get_time(tuple, H_EXPIRES_AT, desc);
+	/* who brings back what has expired wants it delivered */
+	if (message->expires_at != NULL && *message->expires_at <= now)
+		message->expires_at = NULL;
+}
+
+/* Take a message from the dead; NULL if it is not there. */
+static HeapTuple
+exhume(OutboxTable *dead, OutboxProbe *probe, TupleTableSlot *slot, int64 id)
+{
+	for (;;)
+	{
+		TransactionId blocker;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!outbox_probe(probe, Int64GetDatum(id), slot, &blocker))
+			return NULL;
+		if (TransactionIdIsValid(blocker))
+		{
+			ExecClearTuple(slot);
+			outbox_turn_wait(blocker);
+			continue;
+		}
+		switch (outbox_table_delete(dead, slot, true, NULL))
+		{
+			case OUTBOX_ROW_OK:
+				return ExecCopySlotHeapTuple(slot);
+			case OUTBOX_ROW_REFUSED:
+				return NULL;
+			default:
+				break;
+		}
+	}
+}
+
+/*
+ * Put dead messages back into the queue; how many there were.  The ids are in
+ * order, each once.
+ */
+int
+outbox_requeue(const int64 *ids, int nids)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	OutboxMessage *messages = palloc_array(OutboxMessage, nids + 1);
+	int			nmessages = 0;
+	OutboxTable dead;
+	OutboxProbe probe;
+	TupleTableSlot *slot;
+
+	CommandCounterIncrement();
+	outbox_table_open(&dead, outbox_store(OUTBOX_QUEUE)->dead, H_NATTS);
+	slot = outbox_table_slot(&dead);
+	outbox_probe_begin(&probe, &dead, outbox_catalog()->dead_pkey);
+	for (int i = 0; i < nids; i++)
+	{
+		HeapTuple	tuple = exhume(&dead, &probe, slot, ids[i]);
+
+		if (tuple != NULL)
+			revive(&messages[nmessages++], tuple, RelationGetDescr(dead.rel),
+				   now);
+	}
+	outbox_probe_end(&probe);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&dead);
+
+	if (nmessages > 0)
+	{
+		outbox_enqueue(outbox_store(OUTBOX_QUEUE), messages, nmessages);
+		outbox_log("outbox requeue: count %d", nmessages);
+	}
+	return nmessages;
+}

@@ -1,0 +1,458 @@
+/*
+ * settle.c
+ *	  What becomes of leased messages: done, tried again, failed, given back.
+ *
+ * Whoever settles names messages by id.  They are looked up and changed in
+ * the order of their ids, so that two calls never wait for each other; a
+ * message that somebody else is just changing is waited for, since only then
+ * it is known whether the lease still stands.  What is not the caller's lease
+ * is passed over.
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "access/xact.h"
+#include "common/pg_prng.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "util/guc.h"
+#include "table/tidcache.h"
+#include "util/hash.h"
+#include "shmem/lane.h"
+#include "queue/policy.h"
+#include "queue/queue.h"
+#include "queue/walk.h"
+#include "core/settle.h"
+#include "queue/stream.h"
+#include "table/keylock.h"
+
+/* A call's dealings with the queue. */
+typedef struct Settler
+{
+	OutboxSettle *settle;
+	const OutboxLeaseRef *lease;	/* the one at hand */
+	OutboxTable queue;
+	TimestampTz now;
+	OutboxProbe probe;
+	BlockNumber hint_end;
+	TupleTableSlot *slot;		/* the message at hand */
+	TupleTableSlot *row;		/* its next version */
+	OutboxHistory history;
+	OutboxStreamSet streams;	/* to be arranged at the end */
+} Settler;
+
+/* ---------------------------------------------------------------------- */
+/* Finding leases                                                         */
+/* ---------------------------------------------------------------------- */
+
+static int
+cmp_lease(const void *a, const void *b)
+{
+	const OutboxLeaseRef *la = a;
+	const OutboxLeaseRef *lb = b;
+
+	if (la->id != lb->id)
+		return la->id < lb->id ? -1 : 1;
+	if (la->rank != lb->rank)
+		return la->rank < lb->rank ? -1 : 1;
+	return la->attempts < lb->attempts ? -1 : la->attempts > lb->attempts;
+}
+
+/* Is the message at hand leased as the caller believes? */
+static bool
+lease_stands(Settler *settler, const OutboxLeaseRef *lease)
+{
+	TupleTableSlot *slot = settler->slot;
+	bool		isnull;
+	Datum		owner;
+
+	if (DatumGetInt16(outbox_row_get(slot, Q_STATUS)) != OUTBOX_IN_PROGRESS)
+		return false;
+	if (lease->attempts >= 0 &&
+		DatumGetInt32(outbox_row_get(slot, Q_ATTEMPTS)) != lease->attempts)
+		return false;
+	owner = slot_getattr(slot, Q_OWNER_TOKEN, &isnull);
+	return !isnull && memcmp(DatumGetUUIDP(owner), &settler->settle->owner,
+							 UUID_LEN) == 0;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Settling one                                                           */
+/* ---------------------------------------------------------------------- */
+
+/* What is to become of the message at hand? */
+static OutboxSettlement
+what_to_do(Settler *settler)
+{
+	return settler->settle->what == OUTBOX_EACH_ITS_OWN ?
+		settler->lease->what : settler->settle->what;
+}
+
+static const text *
+what_was_wrong(Settler *settler)
+{
+	return settler->lease->error != NULL ? settler->lease->error :
+		settler->settle->error;
+}
+
+/* The bits that the message will have. */
+static int
+progress_so_far(Settler *settler)
+{
+	return DatumGetInt32(outbox_row_get(settler->slot, Q_PROGRESS)) |
+		settler->lease->progress;
+}
+
+static OutboxRowResult
+finish(Settler *settler, OutboxStatus status, OutboxReason reason)
+{
+	OutboxOutcome outcome = {
+		.status = status,
+		.reason = reason,
+		.error = what_was_wrong(settler),
+		/* of a run that is done, this is its output */
+		.forget_error = status == OUTBOX_DONE &&
+		settler->settle->store->kind == OUTBOX_RUNS,
+		.processed_by = &settler->settle->owner,
+		.progress = settler->lease->progress,
+		.keep = settler->settle->keep && status == OUTBOX_DONE
+	};
+
+	return outbox_queue_finish(&settler->queue, &settler->history,
+							   settler->slot, &outcome, true, NULL);
+}
+
+/* When is this message to be tried again? */
+static TimestampTz
+retry_at(Settler *settler, const OutboxPolicy *policy)
+{
+	int			retries = DatumGetInt32(outbox_row_get(settler->slot,
+													   Q_RETRY_COUNT));
+	double		delay;
+
+	if (settler->settle->delay != NULL)
+		return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+													   TimestampTzGetDatum(settler->now),
+													   IntervalPGetDatum(settler->settle->delay)));
+	delay = Min(ldexp(policy->backoff_base, Min(retries, 62)),
+				policy->backoff_max);
+	if (policy->backoff_jitter)
+		delay *= 0.5 + 0.5 * pg_prng_double(&pg_global_prng_state);
+	return settler->now + (TimestampTz) delay;
+}
+
+static OutboxRowResult
+nack(Settler *settler)
+{
+	OutboxSettle *settle = settler->settle;
+	TupleTableSlot *slot = settler->slot;
+	OutboxPolicy policy;
+	TimestampTz at;
+	int			max_attempts;
+
+	outbox_policy_get(settler->settle->store,
+					  DatumGetTextPP(outbox_row_get(slot, Q_NAMESPACE)),
+					  DatumGetTextPP(outbox_row_get(slot, Q_TOPIC)), &policy);
+	max_attempts = settle->max_attempts > 0 ? settle->max_attempts :
+		policy.max_attempts;
+	if (outbox_queue_counted_attempts(slot) >= max_attempts)
+		return finish(settler, OUTBOX_DEAD, OUTBOX_REASON_MAX_ATTEMPTS);
+
+	at = retry_at(settler, &policy);
+	outbox_queue_make_ready(settler->row, slot, at, settler->now);
+	outbox_row_set(settler->row, Q_RETRY_COUNT,
+				   Int32GetDatum(DatumGetInt32(outbox_row_get(slot, Q_RETRY_COUNT)) + 1));
+	outbox_row_set(settler->row, Q_FAILURE_REASON,
+				   Int16GetDatum(settler->lease->reason != 0 ?
+								 settler->lease->reason : settle->reason));
+	outbox_row_set(settler->row, Q_PROGRESS,
+				   Int32GetDatum(progress_so_far(settler)));
+	if (what_was_wrong(settler) != NULL)
+		outbox_row_set(settler->row, Q_LAST_ERROR,
+					   PointerGetDatum(what_was_wrong(settler)));
+	return outbox_queue_update(&settler->queue, slot, settler->row, true,
+							   NULL);
+}
+
+static OutboxRowResult
+release(Settler *settler)
+{
+	const TimestampTz *not_before = settler->settle->not_before;
+
+	outbox_queue_make_ready(settler->row, settler->slot,
+							not_before != NULL ? *not_before : settler->now,
+							settler->now);
+	outbox_row_set(settler->row, Q_PROGRESS,
+				   Int32GetDatum(progress_so_far(settler)));
+	/* an attempt that was given back does not count */
+	outbox_row_set(settler->row, Q_WAIVED,
+				   Int32GetDatum(DatumGetInt32(outbox_row_get(settler->slot,
+															  Q_WAIVED)) + 1));
+	return outbox_queue_update(&settler->queue, settler->slot, settler->row,
+							   true, NULL);
+}
+
+static OutboxRowResult
+renew(Settler *settler)
+{
+	TupleTableSlot *slot = settler->slot;
+	TimestampTz until;
+
+	until = settler->now +
+		(TimestampTz) settler->settle->lease_seconds * USECS_PER_SEC;
+	outbox_new_row_from(settler->row, slot);
+	outbox_row_set(settler->row, Q_LOCKED_UNTIL, TimestampTzGetDatum(until));
+	outbox_row_set(settler->row, Q_UPDATED_AT,
+				   TimestampTzGetDatum(settler->now));
+	return outbox_queue_update(&settler->queue, slot, settler->row,
+							   !settler->settle->skip_locked, NULL);
+}
+
+static OutboxRowResult
+settle_message(Settler *settler)
+{
+	switch (what_to_do(settler))
+	{
+		case OUTBOX_ACK:
+			return finish(settler, OUTBOX_DONE, OUTBOX_REASON_NONE);
+		case OUTBOX_FAIL:
+			return finish(settler, OUTBOX_DEAD, settler->settle->reason);
+		case OUTBOX_NACK:
+			return nack(settler);
+		case OUTBOX_RELEASE:
+			return release(settler);
+		case OUTBOX_RENEW:
+			return renew(settler);
+		case OUTBOX_ADVANCE:
+			if ((progress_so_far(settler) & settler->settle->done_bits) != 0)
+				return finish(settler, OUTBOX_DONE, OUTBOX_REASON_NONE);
+			return release(settler);
+		case OUTBOX_EACH_ITS_OWN:
+			break;
+	}
+	pg_unreachable();
+}
+
+/* Settle one lease; false if it does not stand. */
+static bool
+settle_lease(Settler *settler, const OutboxLeaseRef *lease)
+{
+	settler->lease = lease;
+	for (;;)
+	{
+		TransactionId blocker;
+		bool		isnull;
+		Datum		stream;
+
+		CHECK_FOR_INTERRUPTS();
+		if (outbox_hint_fetch(&settler->queue, settler->hint_end, lease->id,
+							  settler->slot))
+			blocker = InvalidTransactionId;
+		else if (!outbox_probe(&settler->probe, Int64GetDatum(lease->id),
+							   settler->slot, &blocker))
+			return false;
+		if (!lease_stands(settler, lease))
+			return false;
+		if (TransactionIdIsValid(blocker))
+		{
+			ExecClearTuple(settler->slot);
+			if (settler->settle->skip_locked)
+			{
+				settler->settle->nskipped++;
+				return false;
+			}
+			outbox_turn_wait(blocker);
+			continue;
+		}
+		switch (settle_message(settler))
+		{
+			case OUTBOX_ROW_OK:
+				stream = slot_getattr(settler->slot, Q_STREAM_ID, &isnull);
+				if (!isnull && what_to_do(settler) != OUTBOX_RENEW)
+					outbox_stream_set_add(&settler->streams,
+										  DatumGetUUIDP(stream));
+				return true;
+			case OUTBOX_ROW_REFUSED:
+				return false;
+			default:
+				if (settler->settle->skip_locked)
+				{
+					settler->settle->nskipped++;
+					return false;
+				}
+				/* somebody was faster: look again */
+				break;
+		}
+	}
+}
+
+/* ---------------------------------------------------------------------- */
+/* The call                                                               */
+/* ---------------------------------------------------------------------- */
+
+static void
+report_lost(const OutboxLeaseRef *lost, int nlost)
+{
+	StringInfoData ids;
+
+	initStringInfo(&ids);
+	for (int i = 0; i < nlost; i++)
+		appendStringInfo(&ids, "%s" INT64_FORMAT, i > 0 ? ", " : "",
+						 lost[i].id);
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg_plural("lease lost on %d message",
+						   "lease lost on %d messages", nlost, nlost),
+			 errdetail("Not leased to this owner any more: %s.", ids.data)));
+}
+
+static void
+begin_settler(Settler *settler, OutboxSettle *settle)
+{
+	/* what this transaction did before is to be seen, and can be changed */
+	CommandCounterIncrement();
+	memset(settler, 0, sizeof(Settler));
+	settler->settle = settle;
+	settler->now = GetCurrentTimestamp();
+	outbox_store_open(&settler->queue, settle->store);
+	settler->slot = outbox_table_slot(&settler->queue);
+	settler->row = outbox_table_new_row(&settler->queue);
+	settler->hint_end = outbox_hint_end(&settler->queue);
+	outbox_probe_begin(&settler->probe, &settler->queue,
+					   settle->store->pkey);
+	outbox_history_begin(&settler->history, &settler->queue, settler->now);
+	settler->history.ended.must_not_wait = settle->must_not_wait;
+}
+
+static void
+end_settler(Settler *settler)
+{
+	OutboxSettlement what = settler->settle->what;
+
+	outbox_probe_end(&settler->probe);
+	ExecDropSingleTupleTableSlot(settler->row);
+	ExecDropSingleTupleTableSlot(settler->slot);
+	outbox_stream_arrange(&settler->queue, &settler->streams, settler->now,
+						  what != OUTBOX_ACK && what != OUTBOX_FAIL);
+	outbox_history_end(&settler->history);
+	outbox_table_close(&settler->queue);
+}
+
+/*
+ * Settle leases; how many stood.  Sorts the leases.
+ */
+int
+outbox_settle(OutboxSettle *settle)
+{
+	Settler		settler;
+	OutboxLeaseRef *lost;
+	int			nlost = 0;
+	int			nsettled = 0;
+	int64		settled = 0;
+
+	if (settle->nleases == 0)
+		return 0;
+	qsort(settle->leases, settle->nleases, sizeof(OutboxLeaseRef), cmp_lease);
+	lost = palloc_array(OutboxLeaseRef, settle->nleases);
+
+	begin_settler(&settler, settle);
+	for (int i = 0; i < settle->nleases; i++)
+	{
+		OutboxLeaseRef *lease = &settle->leases[i];
+
+		if (nsettled > 0 && lease->id == settled)
+			continue;			/* named twice */
+		if (settle_lease(&settler, lease))
+		{
+			settled = lease->id;
+			nsettled++;
+			/* named with another attempt before */
+			if (nlost > 0 && lost[nlost - 1].id == settled)
+				nlost--;
+		}
+		else if (nlost == 0 || lost[nlost - 1].id != lease->id)
+			lost[nlost++] = *lease;
+	}
+	if (settle->strict && nlost > 0)
+		report_lost(lost, nlost);
+	end_settler(&settler);
+	pfree(lost);
+	return nsettled;
+}
+
+/* Leases of one owner, being collected. */
+typedef struct OwnerLeases
+{
+	const pg_uuid_t *owner;
+	OutboxLeaseRef *leases;
+	int			nleases;
+	int			max;
+} OwnerLeases;
+
+static bool
+collect_lease(OutboxWalk *walk, void *arg)
+{
+	OwnerLeases *found = arg;
+	Datum		owner = outbox_row_get(walk->slot, Q_OWNER_TOKEN);
+
+	if (memcmp(DatumGetUUIDP(owner), found->owner, UUID_LEN) == 0)
+	{
+		if (found->nleases == found->max)
+		{
+			found->max *= 2;
+			found->leases = repalloc_huge(found->leases, (Size) found->max *
+										  sizeof(OutboxLeaseRef));
+		}
+		found->leases[found->nleases++] =
+			OUTBOX_MAKE(OutboxLeaseRef,.id = walk->key.id,.attempts = -1);
+	}
+	outbox_walk_left(walk);
+	return true;
+}
+
+/* Settle whatever is leased to an owner; how many messages that was. */
+static int
+settle_all(OutboxSettle *settle)
+{
+	OwnerLeases found = {.owner = &settle->owner,.max = 64};
+	OutboxTable queue;
+
+	CommandCounterIncrement();
+	found.leases = palloc_array(OutboxLeaseRef, found.max);
+	outbox_store_open(&queue, settle->store);
+	outbox_walk_leases(&queue, GetCurrentTimestamp(), OUTBOX_SCAN_LEASES,
+					   collect_lease, &found);
+	outbox_table_close(&queue);
+
+	settle->leases = found.leases;
+	settle->nleases = found.nleases;
+	return outbox_settle(settle);
+}
+
+/* Give back whatever is leased to an owner; the attempts do not count. */
+int
+outbox_release_all(const OutboxStore *store, const pg_uuid_t *owner)
+{
+	OutboxSettle settle = {.store = store,.what = OUTBOX_RELEASE,.owner = *owner};
+
+	return settle_all(&settle);
+}
+
+/*
+ * Let the leases of an owner end now, as if their time was over; but not those
+ * that somebody has in his hands, for he may not let go of them for long.
+ * False if there were such.
+ */
+bool
+outbox_expire_all(const OutboxStore *store, const pg_uuid_t *owner)
+{
+	OutboxSettle settle = {.store = store,.what = OUTBOX_RENEW,.owner = *owner,.skip_locked = true};
+
+	(void) settle_all(&settle);
+	return settle.nskipped == 0;
+}

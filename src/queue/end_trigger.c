@@ -1,0 +1,99 @@
+/*
+ * ended.c
+ *	  Telling who wants to know that messages have ended.
+ *
+ * Whoever wants to know puts a trigger on the queue, AFTER DELETE FOR EACH
+ * STATEMENT, whose name begins like all of ours.  A call collects the messages
+ * that it takes out of the queue, with their outcomes, and fires the trigger
+ * once at its end, by hand, however it has written the table.  The trigger
+ * asks outbox_ended_now() what there is; where the answer is nothing, somebody
+ * has deleted rows by plain SQL, which ends no message.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_trigger.h"
+#include "commands/trigger.h"
+#include "fmgr.h"
+#include "utils/rel.h"
+
+#include "queue/end_trigger.h"
+
+static const OutboxEndedList *current = NULL;
+
+void
+outbox_ended_add(OutboxEndedList *list, const pg_uuid_t *message_id,
+				 OutboxStatus status)
+{
+	if (list->n == list->max)
+	{
+		list->max = list->max == 0 ? 16 : list->max * 2;
+		list->messages = list->messages == NULL ?
+			palloc_array(OutboxEnded, list->max) :
+			repalloc_huge(list->messages,
+						  (Size) list->max * sizeof(OutboxEnded));
+	}
+	list->messages[list->n++] = OUTBOX_MAKE(OutboxEnded, *message_id, status);
+}
+
+/* Does this trigger want to be told, in a session like this? */
+static bool
+wants_to_know(const Trigger *trigger)
+{
+	bool		replica = SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA;
+	char		except = replica ? TRIGGER_FIRES_ON_ORIGIN : TRIGGER_FIRES_ON_REPLICA;
+
+	return outbox_trigger_is_ours(trigger) &&
+		TRIGGER_TYPE_MATCHES(trigger->tgtype, TRIGGER_TYPE_STATEMENT,
+							 TRIGGER_TYPE_AFTER, TRIGGER_TYPE_DELETE) &&
+		trigger->tgenabled != TRIGGER_DISABLED && trigger->tgenabled != except;
+}
+
+static void
+fire(Relation rel, Trigger *trigger)
+{
+	LOCAL_FCINFO(fcinfo, 0);
+	FmgrInfo	flinfo;
+	TriggerData data = {
+		.type = T_TriggerData,
+		.tg_event = TRIGGER_EVENT_DELETE | TRIGGER_EVENT_AFTER,
+		.tg_relation = rel,
+		.tg_trigger = trigger
+	};
+
+	fmgr_info(trigger->tgfoid, &flinfo);
+	InitFunctionCallInfoData(*fcinfo, &flinfo, 0, InvalidOid,
+							 (Node *) &data, NULL);
+	(void) FunctionCallInvoke(fcinfo);
+}
+
+/* The call is over, and these messages have ended in it. */
+void
+outbox_ended_fire(OutboxTable *queue, const OutboxEndedList *list)
+{
+	const TriggerDesc *triggers = outbox_table_triggers(queue);
+
+	if (list->n == 0 || triggers == NULL)
+		return;
+	for (int i = 0; i < triggers->numtriggers; i++)
+	{
+		if (!wants_to_know(&triggers->triggers[i]))
+			continue;
+		current = list;
+		PG_TRY();
+		{
+			fire(queue->rel, &triggers->triggers[i]);
+		}
+		PG_FINALLY();
+		{
+			current = NULL;
+		}
+		PG_END_TRY();
+	}
+}
+
+/* For the trigger: what has ended, or NULL. */
+const OutboxEndedList *
+outbox_ended_now(void)
+{
+	return current;
+}

@@ -1,0 +1,368 @@
+/*
+ * history.c
+ *	  Where messages go when they leave the queue: the archive, or the dead.
+ *
+ * Done messages go to the partition of outbox.archive for the day, and for
+ * how long their topic wants them kept; so retention is nothing but dropping
+ * partitions.  Failed ones go to outbox.dead and stay until somebody decides.
+ * The rows of a call are collected and written together at its end.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_inherits.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+
+#include "queue/dedupe.h"
+#include "queue/history.h"
+#include "util/hash.h"
+#include "queue/policy.h"
+
+void
+outbox_history_begin(OutboxHistory *history, OutboxTable *queue,
+					 TimestampTz now)
+{
+	memset(&history->ended, 0, sizeof(history->ended));
+	history->queue = queue;
+	history->now = now;
+	history->context = NULL;
+	history->ndestinations = 0;
+}
+
+static void
+flush_destination(OutboxDestination *destination)
+{
+	TupleTableSlot *rows[OUTBOX_BATCH_ROWS];
+
+	for (int i = 0; i < destination->nrows; i++)
+		rows[i] = outbox_table_batch_row(&destination->table, i);
+	outbox_table_multi_insert(&destination->table, rows, destination->nrows);
+	for (int i = 0; i < destination->nrows; i++)
+		ExecClearTuple(rows[i]);
+	destination->nrows = 0;
+}
+
+static void
+flush_all(OutboxHistory *history)
+{
+	for (int i = 0; i < history->ndestinations; i++)
+		flush_destination(&history->destinations[i]);
+	if (history->context != NULL)
+		MemoryContextReset(history->context);
+}
+
+static void
+close_all(OutboxHistory *history)
+{
+	for (int i = 0; i < history->ndestinations; i++)
+		outbox_table_close(&history->destinations[i].table);
+	history->ndestinations = 0;
+}
+
+static OutboxDestination *
+get_destination(OutboxHistory *history, Oid relid)
+{
+	OutboxDestination *destination;
+
+	for (int i = 0; i < history->ndestinations; i++)
+	{
+		if (history->destinations[i].relid == relid)
+			return &history->destinations[i];
+	}
+	if (history->ndestinations == OUTBOX_MAX_DESTINATIONS)
+	{
+		flush_all(history);
+		close_all(history);
+	}
+	destination = &history->destinations[history->ndestinations++];
+	destination->relid = relid;
+	destination->nrows = 0;
+	outbox_table_open(&destination->table, relid, H_NATTS);
+	return destination;
+}
+
+/* The message is not to be kept; let go of what names it. */
+static void
+drop_message(TupleTableSlot *message)
+{
+	pg_uuid_t	digest;
+	bool		isnull;
+	Datum		dedupe_key = slot_getattr(message, Q_DEDUPE_KEY, &isnull);
+
+	if (isnull)
+		return;
+	outbox_dedupe_digest(DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
+						 DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
+						 DatumGetTextPP(dedupe_key), &digest);
+	outbox_dedupe_forget(&digest,
+						 DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)));
+}
+
+/* Columns that history takes over as they are: where from, where to. */
+static const struct
+{
+	AttrNumber	from;
+	AttrNumber	to;
+}			carried[] = {
+	{Q_ID, H_ID},
+	{Q_CREATED_AT, H_CREATED_AT},
+	{Q_ATTEMPTS, H_ATTEMPTS},
+	{Q_RETRY_COUNT, H_RETRY_COUNT},
+	{Q_PROGRESS, H_PROGRESS},
+	{Q_MESSAGE_ID, H_MESSAGE_ID},
+	{Q_DUE_TIME, H_DUE_TIME},
+	{Q_EXPIRES_AT, H_EXPIRES_AT},
+	{Q_TENANT_ID, H_TENANT_ID},
+	{Q_STREAM_ID, H_STREAM_ID},
+	{Q_NAMESPACE, H_NAMESPACE},
+	{Q_TOPIC, H_TOPIC},
+	{Q_CORRELATION_ID, H_CORRELATION_ID},
+	{Q_DEDUPE_KEY, H_DEDUPE_KEY},
+	{Q_HEADERS, H_HEADERS},
+	{Q_LAST_ERROR, H_LAST_ERROR},
+	{Q_PAYLOAD, H_PAYLOAD},
+};
+
+static HeapTuple
+make_history_row(TupleDesc desc, TupleTableSlot *message,
+				 const OutboxOutcome *outcome, TimestampTz now, int keep)
+{
+	Datum	   *values = palloc0_array(Datum, desc->natts);
+	bool	   *isnull = palloc_array(bool, desc->natts);
+
+	memset(isnull, true, desc->natts);
+	slot_getallattrs(message);
+	for (int i = 0; i < lengthof(carried); i++)
+	{
+		values[carried[i].to - 1] = message->tts_values[carried[i].from - 1];
+		isnull[carried[i].to - 1] = message->tts_isnull[carried[i].from - 1];
+	}
+	values[H_PROCESSED_AT - 1] = TimestampTzGetDatum(now);
+	isnull[H_PROCESSED_AT - 1] = false;
+	values[H_KEEP - 1] = Int32GetDatum(keep);
+	isnull[H_KEEP - 1] = false;
+	values[H_PROGRESS - 1] = Int32GetDatum(DatumGetInt32(values[H_PROGRESS - 1]) |
+										   outcome->progress);
+	values[H_FAILURE_REASON - 1] = Int16GetDatum(outcome->reason);
+	isnull[H_FAILURE_REASON - 1] = false;
+	if (outcome->processed_by != NULL)
+	{
+		values[H_PROCESSED_BY - 1] = UUIDPGetDatum(outcome->processed_by);
+		isnull[H_PROCESSED_BY - 1] = false;
+	}
+	if (outcome->error != NULL)
+	{
+		values[H_LAST_ERROR - 1] = PointerGetDatum(outcome->error);
+		isnull[H_LAST_ERROR - 1] = false;
+	}
+	else if (outcome->forget_error)
+		isnull[H_LAST_ERROR - 1] = true;
+	return heap_form_tuple(desc, values, isnull);
+}
+
+/* Where what is done goes: the queue's history has partitions. */
+static Oid
+done_table(const OutboxStore *store, int keep, TimestampTz now)
+{
+	return store->kind == OUTBOX_QUEUE ? outbox_archive_partition(keep, now) :
+		store->done;
+}
+
+/*
+ * A message leaves the queue; the caller deletes it there.  It is written at
+ * the latest by outbox_history_end.
+ */
+void
+outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
+				   const OutboxOutcome *outcome)
+{
+	const OutboxStore *store = history->queue->store;
+	OutboxPolicy policy;
+	OutboxDestination *destination;
+	TupleTableSlot *row;
+	MemoryContext old;
+	int			keep;
+
+	outbox_ended_add(&history->ended,
+					 DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)),
+					 outcome->status);
+	outbox_policy_get(store, DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
+					  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
+					  &policy);
+	keep = outcome->status == OUTBOX_DONE ? policy.retention :
+		policy.dead_retention;
+	if (outcome->keep && keep == OUTBOX_KEEP_NOT)
+		keep = OUTBOX_KEEP_DEFAULT;
+	if (keep == OUTBOX_KEEP_NOT)
+	{
+		if (store->kind == OUTBOX_QUEUE)
+			drop_message(message);
+		return;
+	}
+
+	if (history->context == NULL)
+		history->context = AllocSetContextCreate(CurrentMemoryContext,
+												 "outbox history",
+												 ALLOCSET_DEFAULT_SIZES);
+	destination = get_destination(history, outcome->status == OUTBOX_DONE ?
+								  done_table(store, keep, history->now) : store->dead);
+	row = outbox_table_batch_row(&destination->table, destination->nrows);
+	old = MemoryContextSwitchTo(history->context);
+	ExecStoreHeapTuple(make_history_row(row->tts_tupleDescriptor, message,
+										outcome, history->now, keep),
+					   row, false);
+	MemoryContextSwitchTo(old);
+	if (++destination->nrows == OUTBOX_BATCH_ROWS)
+	{
+		flush_destination(destination);
+		/* the rows of other destinations may still be in the context */
+		if (history->ndestinations == 1)
+			MemoryContextReset(history->context);
+	}
+}
+
+/*
+ * All is collected: write it, and let those know who asked to be told.  That
+ * takes locks on what is theirs, so it comes last in a call.
+ */
+void
+outbox_history_end(OutboxHistory *history)
+{
+	flush_all(history);
+	close_all(history);
+	if (history->context != NULL)
+		MemoryContextDelete(history->context);
+	outbox_ended_fire(history->queue, &history->ended);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Looking up                                                             */
+/* ---------------------------------------------------------------------- */
+
+/*
+ * Does the table have a row of this message?  If not, or if it may soon be
+ * another answer, *writer is the transaction that is changing that.
+ */
+static bool
+find_message(Oid relid, int natts, Oid index, const pg_uuid_t *message_id,
+			 TransactionId *writer)
+{
+	OutboxTable table;
+	OutboxProbe probe;
+	TupleTableSlot *slot;
+	bool		found;
+
+	outbox_table_open(&table, relid, natts);
+	slot = outbox_table_slot(&table);
+	outbox_probe_begin(&probe, &table, index);
+	found = outbox_probe(&probe, UUIDPGetDatum(message_id), slot, writer);
+	outbox_probe_end(&probe);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&table);
+	return found;
+}
+
+/* Does the table have a row of this message, be it not committed yet? */
+static bool
+table_has(Oid relid, int natts, Oid index, const pg_uuid_t *message_id)
+{
+	TransactionId writer;
+
+	return find_message(relid, natts, index, message_id, &writer) ||
+		TransactionIdIsValid(writer);
+}
+
+/* The index of an archive partition that finds a message by its id. */
+static Oid
+partition_index(Oid partition)
+{
+	Relation	rel = table_open(partition, AccessShareLock);
+	List	   *indexes = RelationGetIndexList(rel);
+	Oid			result = InvalidOid;
+	ListCell   *lc;
+
+	foreach(lc, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
+
+		if (index->rd_index->indkey.values[0] == H_MESSAGE_ID &&
+			index->rd_index->indisvalid &&
+			RelationGetIndexPredicate(index) == NIL)
+			result = RelationGetRelid(index);
+		index_close(index, NoLock);
+	}
+	list_free(indexes);
+	table_close(rel, NoLock);
+	return result;
+}
+
+static bool
+archive_has(const pg_uuid_t *message_id)
+{
+	List	   *partitions = find_inheritance_children(outbox_store(OUTBOX_QUEUE)->done,
+													   AccessShareLock);
+	ListCell   *lc;
+
+	foreach(lc, partitions)
+	{
+		Oid			index = partition_index(lfirst_oid(lc));
+
+		if (OidIsValid(index) &&
+			table_has(lfirst_oid(lc), H_NATTS, index, message_id))
+			return true;
+	}
+	return false;
+}
+
+/* Has this message left the queue, and is still kept? */
+bool
+outbox_message_in_history(const pg_uuid_t *message_id)
+{
+	const OutboxCatalog *catalog = outbox_catalog();
+	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
+
+	return table_has(queue->dead, H_NATTS, catalog->dead_message_id,
+					 message_id) ||
+		archive_has(message_id);
+}
+
+/*
+ * Has this message ended, and how?  False if it has not, or is not known.
+ * *writer is the transaction in progress, if any, that is changing that.
+ */
+bool
+outbox_message_outcome(const pg_uuid_t *message_id, OutboxStatus *status,
+					   TransactionId *writer)
+{
+	const OutboxCatalog *catalog = outbox_catalog();
+	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
+
+	if (find_message(queue->table, Q_NATTS, queue->message_id,
+					 message_id, writer) || TransactionIdIsValid(*writer))
+		return false;
+	if (find_message(queue->dead, H_NATTS, catalog->dead_message_id,
+					 message_id, writer) || TransactionIdIsValid(*writer))
+	{
+		*status = OUTBOX_DEAD;
+		return !TransactionIdIsValid(*writer);
+	}
+	*status = OUTBOX_DONE;
+	return archive_has(message_id);
+}
+
+/* Is there still a message with this id, in whatever state? */
+bool
+outbox_message_is_kept(const pg_uuid_t *message_id)
+{
+	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
+
+	/* the queue twice: a dead message may be put back while we look */
+	return table_has(queue->table, Q_NATTS, queue->message_id,
+					 message_id) ||
+		outbox_message_in_history(message_id) ||
+		table_has(queue->table, Q_NATTS, queue->message_id,
+				  message_id);
+}

@@ -1,0 +1,59 @@
+/*
+ * history.h
+ *	  Where messages go when they leave the queue: the archive, or the dead.
+ */
+#ifndef OUTBOX_HISTORY_H
+#define OUTBOX_HISTORY_H
+
+#include "queue/end_trigger.h"
+#include "outbox.h"
+#include "table/table.h"
+#include "utils/uuid.h"
+
+#define OUTBOX_MAX_DESTINATIONS 8
+
+/* One table being filled. */
+typedef struct OutboxDestination
+{
+	Oid			relid;
+	OutboxTable table;
+	int			nrows;
+} OutboxDestination;
+
+/* Messages on their way out of the queue, in one call. */
+typedef struct OutboxHistory
+{
+	OutboxTable *queue;			/* where they come from */
+	OutboxEndedList ended;
+	TimestampTz now;
+	MemoryContext context;		/* of the rows not yet written */
+	int			ndestinations;
+	OutboxDestination destinations[OUTBOX_MAX_DESTINATIONS];
+} OutboxHistory;
+
+/* How a message ended. */
+typedef struct OutboxOutcome
+{
+	OutboxStatus status;		/* OUTBOX_DONE or OUTBOX_DEAD */
+	OutboxReason reason;
+	const text *error;			/* NULL keeps the last one, unless: */
+	bool		forget_error;
+	const pg_uuid_t *processed_by;
+	int			progress;		/* bits to set */
+	bool		keep;			/* even if its like is not kept */
+} OutboxOutcome;
+
+extern void outbox_history_init(void);
+extern void outbox_history_begin(OutboxHistory *history, OutboxTable *queue,
+								 TimestampTz now);
+extern void outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
+							   const OutboxOutcome *outcome);
+extern void outbox_history_end(OutboxHistory *history);
+extern bool outbox_message_outcome(const pg_uuid_t *message_id,
+								   OutboxStatus *status,
+								   TransactionId *writer);
+extern bool outbox_message_is_kept(const pg_uuid_t *message_id);
+extern bool outbox_message_in_history(const pg_uuid_t *message_id);
+extern Oid	outbox_archive_partition(int keep, TimestampTz at);
+
+#endif							/* OUTBOX_HISTORY_H */

@@ -1,0 +1,36 @@
+/*
+ * policy.h
+ *	  What outbox.topics says of a topic.
+ */
+#ifndef OUTBOX_POLICY_H
+#define OUTBOX_POLICY_H
+
+#include "postgres.h"
+
+#include "table/table.h"
+
+/* Settings of a topic, or the general ones where it has none. */
+typedef struct OutboxPolicy
+{
+	bool		paused;
+	int			max_attempts;
+	double		backoff_base;	/* microseconds */
+	double		backoff_max;
+	bool		backoff_jitter;
+	int			retention;		/* seconds; OUTBOX_KEEP_... */
+	int			dead_retention;
+	bool		check_dedupe_tenant;
+} OutboxPolicy;
+
+/* How long finished messages are kept, besides a number of seconds. */
+#define OUTBOX_KEEP_DEFAULT (-2)	/* as outbox.[dead_]retention says */
+#define OUTBOX_KEEP_FOREVER (-1)
+#define OUTBOX_KEEP_NOT 0
+
+extern void outbox_policy_init(void);
+extern void outbox_policy_forget(void);
+extern void outbox_policy_get(const OutboxStore *store, const text *namespace,
+							  const text *topic, OutboxPolicy *policy);
+extern bool outbox_policy_lane_is_paused(int64 lane);
+
+#endif							/* OUTBOX_POLICY_H */

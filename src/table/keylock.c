@@ -1,0 +1,72 @@
+/*
+ * turn.c
+ *	  Taking turns at something named by a hash: a dedupe key, a stream.
+ *
+ * Two transactions that want the same key, or to enqueue in the same stream,
+ * must come one after the other, until the first has ended.  A lock per key
+ * held that long would fill the server's lock table.  Instead the first row
+ * that a transaction writes is its lock, as in a unique index: the others
+ * find it uncommitted and wait for its transaction.  What is left to exclude
+ * is that two look at the same moment, see nothing, and both write; for that
+ * a lock on one of a few hundred buckets, held while looking and writing.
+ *
+ * Nobody waits for a transaction while holding a bucket, but for those who
+ * insert into a stream by plain SQL: their bucket is kept to the end of their
+ * transaction (outbox_stream_turn_keep).  For all others buckets cannot
+ * take part in a deadlock, and two keys in one bucket cost each other
+ * microseconds.
+ */
+#include "postgres.h"
+
+#include "access/transam.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "storage/procarray.h"
+
+#include "table/keylock.h"
+
+#define TURN_BUCKETS 512
+
+static void
+set_tag(LOCKTAG *tag, Oid relid, uint32 hash)
+{
+	/* a class that is no catalog's is nobody else's */
+	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, relid, hash % TURN_BUCKETS, 0);
+}
+
+void
+outbox_turn_take(Oid relid, uint32 hash)
+{
+	LOCKTAG		tag;
+
+	set_tag(&tag, relid, hash);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+}
+
+void
+outbox_turn_release(Oid relid, uint32 hash)
+{
+	LOCKTAG		tag;
+
+	set_tag(&tag, relid, hash);
+	LockRelease(&tag, ExclusiveLock, false);
+}
+
+/* Wait for the end of a transaction whose row is before ours. */
+void
+outbox_turn_wait(TransactionId xid)
+{
+	XactLockTableWait(xid, NULL, NULL, XLTW_None);
+}
+
+/*
+ * Has this transaction ended?  One that has not begun was another server's:
+ * its number has come here with a dump.
+ */
+bool
+outbox_turn_is_over(TransactionId xid)
+{
+	return !TransactionIdPrecedes(xid, ReadNextTransactionId()) ||
+		!TransactionIdIsInProgress(xid);
+}

@@ -1,0 +1,147 @@
+/*
+ * probe.c
+ *	  Finding rows of our tables by an index, and what their headers tell of
+ *	  who has written them.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "table/table.h"
+
+/* Prepare to look up rows by the first column of a unique index. */
+void
+outbox_probe_begin(OutboxProbe *probe, OutboxTable *table, Oid index)
+{
+	Oid			opfamily;
+	Oid			type;
+
+	probe->index = index_open(index, AccessShareLock);
+	opfamily = probe->index->rd_opfamily[0];
+	type = probe->index->rd_opcintype[0];
+	ScanKeyEntryInitialize(&probe->key, 0, 1, BTEqualStrategyNumber, type,
+						   probe->index->rd_indcollation[0],
+						   get_opcode(get_opfamily_member(opfamily, type, type,
+														  BTEqualStrategyNumber)),
+						   (Datum) 0);
+	InitDirtySnapshot(probe->snapshot);
+	probe->scan = outbox_index_beginscan(table->rel, probe->index,
+										 &probe->snapshot, 1);
+}
+
+void
+outbox_probe_end(OutboxProbe *probe)
+{
+	index_endscan(probe->scan);
+	index_close(probe->index, NoLock);
+}
+
+/*
+ * Find the row with this key, in its last version that is committed or our
+ * own.  *blocker is set to the transaction that is changing or deleting it.
+ *
+ * If there is no such row, *blocker is the transaction that has inserted one
+ * and not yet committed, if any.
+ */
+bool
+outbox_probe(OutboxProbe *probe, Datum key, TupleTableSlot *slot,
+			 TransactionId *blocker)
+{
+	probe->key.sk_argument = key;
+	for (;;)
+	{
+		TransactionId inserter = InvalidTransactionId;
+		TransactionId updater = InvalidTransactionId;
+
+		index_rescan(probe->scan, &probe->key, 1, NULL, 0);
+		while (index_getnext_slot(probe->scan, ForwardScanDirection, slot))
+		{
+			TransactionId xmin = probe->snapshot.xmin;
+
+			if (!TransactionIdIsValid(xmin))
+			{
+				*blocker = probe->snapshot.xmax;
+				return true;
+			}
+			if (outbox_row_is_update(slot))
+				updater = xmin;
+			else
+				inserter = xmin;
+		}
+
+		*blocker = inserter;
+		if (TransactionIdIsValid(inserter) || !TransactionIdIsValid(updater))
+			return false;
+
+		/*
+		 * Seeing only the new version of a row means that its transaction
+		 * ended while we looked: look again.
+		 */
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+/* Prepare to read all rows with this key, the index not being unique. */
+void
+outbox_probe_seek(OutboxProbe *probe, Datum key)
+{
+	probe->key.sk_argument = key;
+	index_rescan(probe->scan, &probe->key, 1, NULL, 0);
+}
+
+/*
+ * Read the next one; false if there is none.  *writer is the transaction in
+ * progress that has inserted it, or is changing or deleting it.
+ */
+bool
+outbox_probe_next(OutboxProbe *probe, TupleTableSlot *slot,
+				  TransactionId *writer)
+{
+	if (!index_getnext_slot(probe->scan, ForwardScanDirection, slot))
+		return false;
+	*writer = outbox_row_writer(&probe->snapshot);
+	return true;
+}
+
+/*
+ * The transaction in progress, not ours, that has inserted or is changing
+ * the row just read with this dirty snapshot.
+ */
+TransactionId
+outbox_row_writer(const SnapshotData *snapshot)
+{
+	return TransactionIdIsValid(snapshot->xmin) ?
+		snapshot->xmin : snapshot->xmax;
+}
+
+static HeapTupleHeader
+row_header(TupleTableSlot *slot)
+{
+	return ((BufferHeapTupleTableSlot *) slot)->base.tuple->t_data;
+}
+
+/* Was this version of the row written by our own transaction, and which? */
+bool
+outbox_row_is_own(TupleTableSlot *slot, TransactionId *xid)
+{
+	HeapTupleHeader header = row_header(slot);
+
+	if (HeapTupleHeaderXminCommitted(header))
+		return false;
+	*xid = HeapTupleHeaderGetXmin(header);
+	return TransactionIdIsCurrentTransactionId(*xid);
+}
+
+/* Is this version of the row not its first? */
+bool
+outbox_row_is_update(TupleTableSlot *slot)
+{
+	return (row_header(slot)->t_infomask & HEAP_UPDATED) != 0;
+}

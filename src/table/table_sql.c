@@ -1,0 +1,248 @@
+/*
+ * table_sql.c
+ *	  Writing rows by SQL statements, for tables that are not as we made them.
+ *
+ * The statements name our columns only, find a row by its first column, and
+ * run as the calling role.  A row that was read is locked first, and left
+ * alone when it is no longer the version that was read.
+ */
+#include "postgres.h"
+
+#include "executor/spi.h"
+#include "lib/stringinfo.h"
+#include "storage/itemptr.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+
+#include "table/table_sql.h"
+
+typedef enum StatementKind
+{
+	STMT_INSERT,
+	STMT_UPDATE,
+	STMT_DELETE,
+	STMT_LOCK,					/* to update it; keys do not change */
+	STMT_LOCK_NOWAIT,
+	STMT_LOCK_TO_DELETE,
+	STMT_LOCK_TO_DELETE_NOWAIT
+} StatementKind;
+
+typedef struct StatementKey
+{
+	Oid			relid;
+	StatementKind kind;
+} StatementKey;
+
+typedef struct Statement
+{
+	StatementKey key;
+	SPIPlanPtr	plan;
+} Statement;
+
+static HTAB *statements = NULL;
+
+static const char *
+column_name(OutboxTable *table, int attnum)
+{
+	Form_pg_attribute att = TupleDescAttr(RelationGetDescr(table->rel),
+										  attnum - 1);
+
+	return quote_identifier(NameStr(att->attname));
+}
+
+/* The condition that finds a row by its key. */
+static void
+append_key(StringInfo sql, OutboxTable *table)
+{
+	for (int i = 1; i <= table->nkeys; i++)
+		appendStringInfo(sql, "%s %s OPERATOR(pg_catalog.=) $%d",
+						 i > 1 ? " AND" : " WHERE", column_name(table, i), i);
+}
+
+static char *
+statement_text(OutboxTable *table, StatementKind kind)
+{
+	const char *relation;
+	StringInfoData sql;
+
+	relation =
+		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table->rel)),
+								   RelationGetRelationName(table->rel));
+	initStringInfo(&sql);
+	switch (kind)
+	{
+		case STMT_INSERT:
+			appendStringInfo(&sql, "INSERT INTO %s (", relation);
+			for (int i = 1; i <= table->natts; i++)
+				appendStringInfo(&sql, "%s%s", i > 1 ? ", " : "",
+								 column_name(table, i));
+			appendStringInfoString(&sql, ") VALUES (");
+			for (int i = 1; i <= table->natts; i++)
+				appendStringInfo(&sql, "%s$%d", i > 1 ? ", " : "", i);
+			appendStringInfoChar(&sql, ')');
+			break;
+		case STMT_UPDATE:
+			appendStringInfo(&sql, "UPDATE %s SET ", relation);
+			for (int i = table->nkeys + 1; i <= table->natts; i++)
+				appendStringInfo(&sql, "%s%s = $%d",
+								 i > table->nkeys + 1 ? ", " : "",
+								 column_name(table, i), i);
+			append_key(&sql, table);
+			break;
+		case STMT_DELETE:
+			appendStringInfo(&sql, "DELETE FROM %s", relation);
+			append_key(&sql, table);
+			break;
+		case STMT_LOCK:
+		case STMT_LOCK_NOWAIT:
+		case STMT_LOCK_TO_DELETE:
+		case STMT_LOCK_TO_DELETE_NOWAIT:
+			appendStringInfo(&sql, "SELECT ctid FROM %s", relation);
+			append_key(&sql, table);
+			appendStringInfo(&sql, " FOR %sUPDATE%s",
+							 kind >= STMT_LOCK_TO_DELETE ? "" : "NO KEY ",
+							 kind == STMT_LOCK || kind == STMT_LOCK_TO_DELETE ?
+							 "" : " SKIP LOCKED");
+			break;
+	}
+	return sql.data;
+}
+
+/* The prepared statement; SPI is connected. */
+static SPIPlanPtr
+get_statement(OutboxTable *table, StatementKind kind)
+{
+	StatementKey key;
+	Statement  *statement;
+	bool		found;
+
+	memset(&key, 0, sizeof(key));
+	key.relid = RelationGetRelid(table->rel);
+	key.kind = kind;
+	if (statements == NULL)
+	{
+		HASHCTL		ctl = {.keysize = sizeof(StatementKey),
+			.entrysize = sizeof(Statement),
+		.hcxt = TopMemoryContext};
+
+		statements = hash_create("outbox statements", 32, &ctl,
+								 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	}
+	statement = hash_search(statements, &key, HASH_FIND, NULL);
+	if (statement == NULL)
+	{
+		bool		whole = kind == STMT_INSERT || kind == STMT_UPDATE;
+		int			nargs = whole ? table->natts : table->nkeys;
+		Oid		   *types = palloc_array(Oid, nargs);
+		SPIPlanPtr	plan;
+
+		for (int i = 0; i < nargs; i++)
+			types[i] = TupleDescAttr(RelationGetDescr(table->rel), i)->atttypid;
+		plan = SPI_prepare(statement_text(table, kind), nargs, types);
+		if (plan == NULL)
+			elog(ERROR, "could not prepare a statement: %s",
+				 SPI_result_code_string(SPI_result));
+		SPI_keepplan(plan);
+		statement = hash_search(statements, &key, HASH_ENTER, &found);
+		statement->plan = plan;
+	}
+	return statement->plan;
+}
+
+/* Run a statement with the row's values; how many rows it found. */
+static uint64
+run_statement(OutboxTable *table, StatementKind kind, TupleTableSlot *row,
+			  int nargs)
+{
+	SPIPlanPtr	plan = get_statement(table, kind);
+	char	   *nulls = palloc(nargs + 1);
+	int			result;
+
+	slot_getallattrs(row);
+	for (int i = 0; i < nargs; i++)
+		nulls[i] = row->tts_isnull[i] ? 'n' : ' ';
+	nulls[nargs] = '\0';
+	result = SPI_execute_plan(plan, row->tts_values, nulls, false, 0);
+	if (result < 0)
+		elog(ERROR, "could not run a statement: %s",
+			 SPI_result_code_string(result));
+	return SPI_processed;
+}
+
+/* Lock the row; only if it is still the version that was read. */
+static OutboxRowResult
+lock_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
+		 bool wait, TransactionId *blocker)
+{
+	ItemPointer tid;
+	bool		isnull;
+
+	/* the kind that does not wait comes next */
+	if (run_statement(table, wait ? kind : kind + 1, old, table->nkeys) == 0)
+	{
+		if (wait)
+			return OUTBOX_ROW_GONE;
+		*blocker = InvalidTransactionId;
+		return OUTBOX_ROW_LOCKED;
+	}
+	tid = (ItemPointer) DatumGetPointer(SPI_getbinval(SPI_tuptable->vals[0],
+													  SPI_tuptable->tupdesc,
+													  1, &isnull));
+	return ItemPointerEquals(tid, &old->tts_tid) ?
+		OUTBOX_ROW_OK : OUTBOX_ROW_GONE;
+}
+
+static void
+connect_spi(void)
+{
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+}
+
+static void
+finish_spi(void)
+{
+	if (SPI_finish() != SPI_OK_FINISH)
+		elog(ERROR, "could not disconnect from SPI");
+}
+
+void
+outbox_sql_insert(OutboxTable *table, TupleTableSlot *row)
+{
+	connect_spi();
+	run_statement(table, STMT_INSERT, row, table->natts);
+	finish_spi();
+}
+
+OutboxRowResult
+outbox_sql_update(OutboxTable *table, TupleTableSlot *old,
+				  TupleTableSlot *row, bool wait, TransactionId *blocker)
+{
+	OutboxRowResult result;
+
+	connect_spi();
+	result = lock_row(table, STMT_LOCK, old, wait, blocker);
+	if (result == OUTBOX_ROW_OK &&
+		run_statement(table, STMT_UPDATE, row, table->natts) == 0)
+		result = OUTBOX_ROW_REFUSED;
+	finish_spi();
+	return result;
+}
+
+OutboxRowResult
+outbox_sql_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
+				  TransactionId *blocker)
+{
+	OutboxRowResult result;
+
+	connect_spi();
+	result = lock_row(table, STMT_LOCK_TO_DELETE, old, wait, blocker);
+	if (result == OUTBOX_ROW_OK &&
+		run_statement(table, STMT_DELETE, old, table->nkeys) == 0)
+		result = OUTBOX_ROW_REFUSED;
+	finish_spi();
+	return result;
+}

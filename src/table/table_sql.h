@@ -1,0 +1,17 @@
+/*
+ * table_sql.h
+ *	  Writing rows by SQL statements, for tables that are not as we made them.
+ */
+#ifndef OUTBOX_TABLE_SQL_H
+#define OUTBOX_TABLE_SQL_H
+
+#include "table/table.h"
+
+extern void outbox_sql_insert(OutboxTable *table, TupleTableSlot *row);
+extern OutboxRowResult outbox_sql_update(OutboxTable *table, TupleTableSlot *old,
+										 TupleTableSlot *row, bool wait,
+										 TransactionId *blocker);
+extern OutboxRowResult outbox_sql_delete(OutboxTable *table, TupleTableSlot *old,
+										 bool wait, TransactionId *blocker);
+
+#endif							/* OUTBOX_TABLE_SQL_H */

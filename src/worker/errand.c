@@ -1,0 +1,152 @@
+/*
+ * elsewhere.c
+ *	  Running a statement in the database of pg_cron.
+ *
+ * pg_cron can be called only in the database it lives in.  So a background
+ * process connects there, as the role that is connected or as the owner of
+ * the extension, runs the statement, and leaves what went wrong, if anything,
+ * in a piece of shared memory.  What it does is committed before we go on.
+ *
+ * It does nothing unless pg_cron is there: else the schema of that name is
+ * anybody's, and so is what we would call.
+ */
+#include "postgres.h"
+
+#include "commands/dbcommands.h"
+#include "commands/extension.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/dsm.h"
+#include "storage/ipc.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+
+#include "api/args.h"
+#include "worker/background.h"
+#include "compat.h"
+#include "worker/worker.h"
+
+/* What is to be done, and how it went. */
+typedef struct Errand
+{
+	Oid			dbid;
+	Oid			roleid;
+	bool		done;
+	int			sqlerrcode;
+	char		message[1024];
+	char		hint[256];
+	char		statement[FLEXIBLE_ARRAY_MEMBER];
+} Errand;
+
+static void
+run_statement(Errand *errand)
+{
+	SetConfigOption("search_path", "pg_catalog, pg_temp", PGC_SUSET, PGC_S_OVERRIDE);
+	outbox_background_begin();
+	if (!OidIsValid(get_extension_oid("pg_cron", true)))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("pg_cron is not installed"),
+				 errhint("Run CREATE EXTENSION pg_cron there, as a superuser.")));
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	pgstat_report_activity(STATE_RUNNING, errand->statement);
+	if (SPI_execute(errand->statement, false, 0) < 0)
+		elog(ERROR, "could not run a statement");
+	SPI_finish();
+	outbox_background_commit();
+	errand->done = true;
+}
+
+/* The background process. */
+void
+outbox_errand_main(Datum arg)
+{
+	dsm_segment *segment;
+	Errand	   *errand;
+
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+	segment = dsm_attach(DatumGetUInt32(arg));
+	if (segment == NULL)
+		proc_exit(0);
+	errand = dsm_segment_address(segment);
+	dsm_pin_mapping(segment);
+	PG_TRY();
+	{
+		BackgroundWorkerInitializeConnectionByOid(errand->dbid, errand->roleid,
+												  OUTBOX_BGWORKER_ANY_ROLE);
+		run_statement(errand);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *edata;
+
+		MemoryContextSwitchTo(TopMemoryContext);
+		edata = CopyErrorData();
+		FlushErrorState();
+		errand->sqlerrcode = edata->sqlerrcode;
+		strlcpy(errand->message, edata->message, sizeof(errand->message));
+		if (edata->hint != NULL)
+			strlcpy(errand->hint, edata->hint, sizeof(errand->hint));
+	}
+	PG_END_TRY();
+	proc_exit(0);
+}
+
+static void
+send_worker(dsm_segment *segment)
+{
+	BackgroundWorkerHandle *handle;
+	BackgroundWorker worker;
+
+	outbox_background_describe(&worker, "outbox errand", "outbox_errand_main");
+	worker.bgw_start_time = BgWorkerStart_ConsistentState;
+	worker.bgw_notify_pid = MyProcPid;
+	worker.bgw_main_arg = UInt32GetDatum(dsm_segment_handle(segment));
+	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
+				 errmsg("the server has no room for a background process"),
+				 errhint("Raise max_worker_processes.")));
+	if (WaitForBackgroundWorkerShutdown(handle) == BGWH_POSTMASTER_DIED)
+		ereport(FATAL,
+				(errcode(ERRCODE_ADMIN_SHUTDOWN),
+				 errmsg("the server has gone down")));
+}
+
+/*
+ * outbox._run_elsewhere(database name, statement text, as_owner boolean)
+ *		RETURNS void
+ */
+PG_FUNCTION_INFO_V1(outbox_run_elsewhere);
+Datum
+outbox_run_elsewhere(PG_FUNCTION_ARGS)
+{
+	const char *database = NameStr(*PG_GETARG_NAME(0));
+	char	   *statement = text_to_cstring(PG_GETARG_TEXT_PP(1));
+	Size		size = offsetof(Errand, statement) + strlen(statement) + 1;
+	dsm_segment *segment = dsm_create(size, 0);
+	Errand	   *errand = dsm_segment_address(segment);
+
+	memset(errand, 0, size);
+	errand->dbid = get_database_oid(database, false);
+	/* definers' functions call us: the user is the extension's owner */
+	errand->roleid = PG_GETARG_BOOL(2) ? GetUserId() : GetSessionUserId();
+	strcpy(errand->statement, statement);
+	send_worker(segment);
+	if (!errand->done)
+		ereport(ERROR,
+				(errcode(errand->sqlerrcode != 0 ? errand->sqlerrcode :
+						 ERRCODE_CONNECTION_FAILURE),
+				 errmsg("in database \"%s\": %s", database,
+						errand->message[0] != '\0' ? errand->message :
+						"the background process has ended; see the server log"),
+				 errand->hint[0] != '\0' ? errhint("%s", errand->hint) : 0));
+	dsm_detach(segment);
+	PG_RETURN_VOID();
+}
