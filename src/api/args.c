@@ -17,6 +17,7 @@
 #include "utils/lsyscache.h"
 
 #include "api/args.h"
+#include "compat.h"
 #include "outbox.h"
 
 /* Longest delay of a retry: long enough for anything, and no overflow. */

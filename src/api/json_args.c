@@ -18,6 +18,7 @@
 #include "utils/uuid.h"
 
 #include "api/json_args.h"
+#include "compat.h"
 
 /* Where in the list we are, for error messages. */
 typedef struct Place

@@ -7,20 +7,24 @@
 #include "access/htup_details.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
 #include "api/args.h"
-#include "queue/history.h"
+#include "queue/archive.h"
+#include "queue/message_find.h"
+#include "shmem/lane_directory.h"
+#include "shmem/posts.h"
+#include "shmem/shmem.h"
+#include "table/catalog.h"
+#include "table/columns.h"
+#include "table/table.h"
 #include "util/guc.h"
 #include "util/hash.h"
-#include "shmem/lane_directory.h"
-#include "shmem/lane.h"
-#include "shmem/shmem.h"
-#include "table/table.h"
-#include "util/uuid7.h"
-#include "shmem/posts.h"
+#include "util/uuid.h"
+#include "worker/errand.h"
 
 /* outbox._partition_number(stream_id uuid, partition_count int) RETURNS int */
 PG_FUNCTION_INFO_V1(outbox_partition_number);
@@ -171,4 +175,22 @@ outbox_workers_sql(PG_FUNCTION_ARGS)
 	values[5] = BoolGetDatum(count.no_slots);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, isnull)));
+}
+
+/*
+ * outbox._run_elsewhere(database name, statement text, as_owner boolean)
+ *		RETURNS void
+ *		Run a statement in another database.
+ */
+PG_FUNCTION_INFO_V1(outbox_run_elsewhere);
+Datum
+outbox_run_elsewhere(PG_FUNCTION_ARGS)
+{
+	char	   *statement = text_to_cstring(PG_GETARG_TEXT_PP(1));
+
+	/* definers' functions call us: the user is the extension's owner */
+	outbox_errand_run(NameStr(*PG_GETARG_NAME(0)),
+					  PG_GETARG_BOOL(2) ? GetUserId() : GetSessionUserId(),
+					  statement);
+	PG_RETURN_VOID();
 }

@@ -1,28 +1,28 @@
 /*
  * sql_batch.c
- *	  SQL functions for instances: one call for a whole round trip, and the
- *	  inbox.
+ *	  One SQL function for a worker's whole round trip.
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "catalog/pg_type.h"
-#include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
 #include "api/args.h"
-#include "core/batch.h"
-#include "compat.h"
 #include "api/json_args.h"
-#include "util/hash.h"
 #include "api/message_args.h"
+#include "api/sql_instance.h"
+#include "compat.h"
+#include "core/batch.h"
+#include "core/enqueue.h"
+#include "core/receptor.h"
+#include "outbox.h"
+#include "table/catalog.h"
+#include "table/columns.h"
 
 /* The arguments of process_work_batch. */
 enum
@@ -52,29 +52,6 @@ enum
 	A_BATCH_SIZE
 };
 
-/* An entry about something that was derived from a message. */
-typedef struct Derived
-{
-	const pg_uuid_t *id;		/* the message, or the stream */
-	const text *name;			/* the receptor, or the perspective */
-	const pg_uuid_t *last_message_id;
-	const int32 *status;
-	const text *error;
-} Derived;
-
-typedef struct DerivedList
-{
-	int			n;
-	Derived    *entries;
-} DerivedList;
-
-/* Sections that the core knows nothing of. */
-typedef struct DerivedSections
-{
-	DerivedList receptors[2];	/* completions, failures */
-	DerivedList perspectives[2];
-} DerivedSections;
-
 /* ---------------------------------------------------------------------- */
 /* Reading                                                                */
 /* ---------------------------------------------------------------------- */
@@ -92,20 +69,20 @@ static const OutboxJsonField failure_fields[] = {
 };
 
 static const OutboxJsonField receptor_fields[] = {
-	{"message_id", OUTBOX_JSON_UUID, offsetof(Derived, id)},
-	{"event_id", OUTBOX_JSON_UUID, offsetof(Derived, id)},
-	{"receptor_name", OUTBOX_JSON_TEXT, offsetof(Derived, name)},
-	{"status", OUTBOX_JSON_INT, offsetof(Derived, status)},
-	{"error", OUTBOX_JSON_TEXT, offsetof(Derived, error)},
+	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxDerived, id)},
+	{"event_id", OUTBOX_JSON_UUID, offsetof(OutboxDerived, id)},
+	{"receptor_name", OUTBOX_JSON_TEXT, offsetof(OutboxDerived, name)},
+	{"status", OUTBOX_JSON_INT, offsetof(OutboxDerived, status)},
+	{"error", OUTBOX_JSON_TEXT, offsetof(OutboxDerived, error)},
 };
 
 static const OutboxJsonField perspective_fields[] = {
-	{"stream_id", OUTBOX_JSON_UUID, offsetof(Derived, id)},
-	{"perspective_name", OUTBOX_JSON_TEXT, offsetof(Derived, name)},
-	{"last_message_id", OUTBOX_JSON_UUID, offsetof(Derived, last_message_id)},
-	{"last_event_id", OUTBOX_JSON_UUID, offsetof(Derived, last_message_id)},
-	{"status", OUTBOX_JSON_INT, offsetof(Derived, status)},
-	{"error", OUTBOX_JSON_TEXT, offsetof(Derived, error)},
+	{"stream_id", OUTBOX_JSON_UUID, offsetof(OutboxDerived, id)},
+	{"perspective_name", OUTBOX_JSON_TEXT, offsetof(OutboxDerived, name)},
+	{"last_message_id", OUTBOX_JSON_UUID, offsetof(OutboxDerived, last_message_id)},
+	{"last_event_id", OUTBOX_JSON_UUID, offsetof(OutboxDerived, last_message_id)},
+	{"status", OUTBOX_JSON_INT, offsetof(OutboxDerived, status)},
+	{"error", OUTBOX_JSON_TEXT, offsetof(OutboxDerived, error)},
 };
 
 static const OutboxJsonField inbox_fields[] = {
@@ -164,12 +141,12 @@ read_entries(FunctionCallInfo fcinfo, int arg, const char *section,
 
 static void
 read_derived(FunctionCallInfo fcinfo, int arg, const char *section,
-			 const OutboxJsonField *fields, int nfields, DerivedList *list)
+			 const OutboxJsonField *fields, int nfields, OutboxDerivedList *list)
 {
 	bool		receptor = fields == receptor_fields;
 
 	list->entries = read_section(fcinfo, arg, section, fields, nfields,
-								 sizeof(Derived), &list->n);
+								 sizeof(OutboxDerived), &list->n);
 	for (int i = 0; i < list->n; i++)
 	{
 		must_have(list->entries[i].id, section, i,
@@ -198,7 +175,7 @@ check_messages(OutboxBatchSide *side, const char *section)
 	{
 		OutboxMessage *message = &side->messages[i];
 
-		outbox_complete_message(message);
+		outbox_message_set_defaults(message);
 		must_have(message->payload, section, i, "payload");
 		must_have(message->topic, section, i, inbox ? "handler_name" : "topic");
 		if (inbox)
@@ -248,110 +225,6 @@ read_sides(FunctionCallInfo fcinfo, OutboxBatch *batch)
 								   lengthof(inbox_fields),
 								   sizeof(OutboxMessage), &inbox->nmessages);
 	check_messages(inbox, "new_inbox_messages");
-}
-
-static void
-read_instance(FunctionCallInfo fcinfo, OutboxInstance *instance)
-{
-	instance->id = *outbox_arg_uuid(fcinfo, 0, "instance_id");
-	instance->service_name = outbox_arg_name(fcinfo, 1, "service_name");
-	instance->host_name = outbox_arg_name(fcinfo, 2, "host_name");
-	outbox_require(fcinfo, 3, "process_id");
-	instance->process_id = PG_GETARG_INT32(3);
-	instance->metadata = PG_ARGISNULL(4) ? NULL : PG_GETARG_JSONB_P(4);
-}
-
-/* ---------------------------------------------------------------------- */
-/* What was derived                                                       */
-/* ---------------------------------------------------------------------- */
-
-static Datum
-make_array(Datum *values, bool *isnull, int n, Oid type)
-{
-	int			dims[1] = {n};
-	int			lbs[1] = {1};
-	int16		typlen;
-	bool		typbyval;
-	char		typalign;
-
-	get_typlenbyvalalign(type, &typlen, &typbyval, &typalign);
-	return PointerGetDatum(construct_md_array(values, isnull, 1, dims, lbs,
-											  type, typlen, typbyval, typalign));
-}
-
-#define DERIVED_COLUMNS 6
-
-/*
- * Run a statement on what is done and what has failed; its columns are given
- * as arrays.
- */
-static void
-write_lists(const char *sql, const DerivedList *lists)
-{
-	static const Oid elements[DERIVED_COLUMNS] = {UUIDOID, TEXTOID, UUIDOID, INT4OID, TEXTOID, BOOLOID};
-	int			n = lists[0].n + lists[1].n;
-	Oid			types[DERIVED_COLUMNS];
-	Datum		args[DERIVED_COLUMNS];
-	Datum	   *values[DERIVED_COLUMNS];
-	bool	   *isnull[DERIVED_COLUMNS];
-
-	if (n == 0)
-		return;
-	for (int k = 0; k < DERIVED_COLUMNS; k++)
-	{
-		values[k] = palloc0_array(Datum, n);
-		isnull[k] = palloc0_array(bool, n);
-	}
-	for (int i = 0; i < n; i++)
-	{
-		bool		failed = i >= lists[0].n;
-		const Derived *entry;
-
-		entry = failed ? &lists[1].entries[i - lists[0].n] :
-			&lists[0].entries[i];
-		values[0][i] = UUIDPGetDatum(entry->id);
-		values[1][i] = PointerGetDatum(entry->name);
-		values[2][i] = UUIDPGetDatum(entry->last_message_id);
-		isnull[2][i] = entry->last_message_id == NULL;
-		if (entry->status != NULL)
-			values[3][i] = Int32GetDatum(*entry->status);
-		isnull[3][i] = entry->status == NULL;
-		values[4][i] = PointerGetDatum(entry->error);
-		isnull[4][i] = entry->error == NULL;
-		values[5][i] = BoolGetDatum(failed);
-	}
-	for (int k = 0; k < DERIVED_COLUMNS; k++)
-	{
-		types[k] = get_array_type(elements[k]);
-		args[k] = make_array(values[k], isnull[k], n, elements[k]);
-	}
-	if (SPI_execute_with_args(sql, DERIVED_COLUMNS, types, args, NULL, false, 0) < 0)
-		elog(ERROR, "could not run a statement");
-}
-
-/* Receptors and perspectives; as the owner of their tables. */
-static void
-write_derived(void *arg)
-{
-	const DerivedSections *sections = arg;
-	Oid			save_user;
-	int			save_context;
-
-	if (sections->receptors[0].n + sections->receptors[1].n +
-		sections->perspectives[0].n + sections->perspectives[1].n == 0)
-		return;
-	GetUserIdAndSecContext(&save_user, &save_context);
-	SetUserIdAndSecContext(outbox_catalog()->owner,
-						   save_context | SECURITY_LOCAL_USERID_CHANGE);
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	write_lists("SELECT outbox._note_receptors($1, $2, $4, $5, $6)",
-				sections->receptors);
-	write_lists("SELECT outbox._note_perspectives($1, $2, $3, $4, $5, $6)",
-				sections->perspectives);
-	if (SPI_finish() != SPI_OK_FINISH)
-		elog(ERROR, "could not disconnect from SPI");
-	SetUserIdAndSecContext(save_user, save_context);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -424,13 +297,13 @@ outbox_process_work_batch(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	OutboxBatch batch;
 	OutboxBatchResult results[2];
-	DerivedSections derived;
+	OutboxDerivedSections derived;
 
 	outbox_begin_call("outbox.process_work_batch()");
 	memset(&batch, 0, sizeof(batch));
 	memset(results, 0, sizeof(results));
 	memset(&derived, 0, sizeof(derived));
-	read_instance(fcinfo, &batch.instance);
+	outbox_args_instance(fcinfo, &batch.instance);
 	batch.flags = outbox_arg_int(fcinfo, A_FLAGS, "flags", 0, 0, PG_INT32_MAX);
 	batch.partition_count = outbox_arg_int(fcinfo, A_PARTITION_COUNT,
 										   "partition_count", 10000, 1,
@@ -459,81 +332,12 @@ outbox_process_work_batch(PG_FUNCTION_ARGS)
 	read_derived(fcinfo, A_PERSPECTIVE_FAILURES, "perspective_failures",
 				 perspective_fields, lengthof(perspective_fields),
 				 &derived.perspectives[1]);
-	batch.between = write_derived;
-	batch.between_arg = &derived;
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	outbox_batch(&batch, results);
+	outbox_batch_settle(&batch);
+	outbox_receptors_write(&derived);
+	outbox_batch_claim(&batch, results);
 	for (int i = 0; i < 2; i++)
 		return_results(rsinfo, &batch.sides[i], &results[i]);
 	return (Datum) 0;
-}
-
-/*
- * outbox.heartbeat(instance_id uuid, service_name text, host_name text,
- *					process_id int, metadata jsonb) RETURNS void
- */
-PG_FUNCTION_INFO_V1(outbox_heartbeat);
-Datum
-outbox_heartbeat(PG_FUNCTION_ARGS)
-{
-	OutboxInstance instance;
-
-	outbox_begin_call("outbox.heartbeat()");
-	read_instance(fcinfo, &instance);
-	outbox_instance_heartbeat(&instance, GetCurrentTimestamp());
-	PG_RETURN_VOID();
-}
-
-/* outbox.deregister_instance(instance_id uuid) RETURNS int */
-PG_FUNCTION_INFO_V1(outbox_deregister_instance);
-Datum
-outbox_deregister_instance(PG_FUNCTION_ARGS)
-{
-	outbox_begin_call("outbox.deregister_instance()");
-	PG_RETURN_INT32(outbox_instance_remove(outbox_arg_uuid(fcinfo, 0,
-														   "instance_id")));
-}
-
-/* outbox._owns_partition(instance uuid, others uuid[], partition int) */
-PG_FUNCTION_INFO_V1(outbox_owns_partition);
-Datum
-outbox_owns_partition(PG_FUNCTION_ARGS)
-{
-	pg_uuid_t  *self = PG_GETARG_UUID_P(0);
-	OutboxInstances alive;
-	Datum	   *values;
-	bool	   *isnull;
-
-	memset(&alive, 0, sizeof(alive));
-	outbox_arg_array(fcinfo, 1, "instances", UUIDOID, &values, &isnull, &alive.n);
-	alive.ids = palloc_array(pg_uuid_t, alive.n + 1);
-	for (int i = 0; i < alive.n; i++)
-		alive.ids[i] = isnull[i] ? *self : *DatumGetUUIDP(values[i]);
-	PG_RETURN_BOOL(outbox_instance_owns(&alive, self, PG_GETARG_INT32(2)));
-}
-
-/*
- * outbox.receive(message_id uuid, handler_name text, payload text,
- *				  source text, stream_id uuid, headers jsonb) RETURNS boolean
- *		A message has come in; false if it had before.
- */
-PG_FUNCTION_INFO_V1(outbox_receive_message);
-Datum
-outbox_receive_message(PG_FUNCTION_ARGS)
-{
-	OutboxMessage message;
-
-	outbox_begin_call("outbox.receive()");
-	memset(&message, 0, sizeof(message));
-	message.given_id = outbox_arg_uuid(fcinfo, 0, "message_id");
-	message.topic = outbox_arg_text_or_null(fcinfo, 1);
-	message.payload = outbox_arg_text_or_null(fcinfo, 2);
-	message.correlation_id = outbox_arg_text_or_null(fcinfo, 3);
-	message.stream_id = outbox_arg_uuid_or_null(fcinfo, 4);
-	message.headers = PG_ARGISNULL(5) ? NULL : PG_GETARG_JSONB_P(5);
-	outbox_complete_message(&message);
-	outbox_check_received(&message, "");
-	outbox_receive(&message, 1);
-	PG_RETURN_BOOL(message.enqueued);
 }

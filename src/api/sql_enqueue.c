@@ -15,10 +15,11 @@
 #include "utils/uuid.h"
 
 #include "api/args.h"
-#include "core/enqueue.h"
 #include "api/json_args.h"
 #include "api/message_args.h"
-#include "core/requeue.h"
+#include "compat.h"
+#include "core/enqueue.h"
+#include "table/catalog.h"
 
 /* The arguments of enqueue() and its relatives. */
 enum
@@ -205,34 +206,6 @@ outbox_enqueue_many(PG_FUNCTION_ARGS)
 										  TYPALIGN_CHAR));
 }
 
-/* The keys of a message given as JSON. */
-const OutboxJsonField outbox_message_fields[] = {
-	{"destination", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, topic)},
-	{"topic", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, topic)},
-	{"payload", OUTBOX_JSON_PAYLOAD, offsetof(OutboxMessage, payload)},
-	{"correlation_id", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, correlation_id)},
-	{"due_time", OUTBOX_JSON_TIME, offsetof(OutboxMessage, due_time)},
-	{"namespace", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, namespace)},
-	{"tenant_id", OUTBOX_JSON_UUID, offsetof(OutboxMessage, tenant_id)},
-	{"dedupe_key", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, dedupe_key)},
-	{"stream_id", OUTBOX_JSON_UUID, offsetof(OutboxMessage, stream_id)},
-	{"headers", OUTBOX_JSON_OBJECT, offsetof(OutboxMessage, headers)},
-	{"expires_at", OUTBOX_JSON_TIME, offsetof(OutboxMessage, expires_at)},
-	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxMessage, given_id)},
-};
-
-const int	outbox_nmessage_fields = lengthof(outbox_message_fields);
-
-/* Fill in what enqueue's arguments have as defaults. */
-void
-outbox_complete_message(OutboxMessage *message)
-{
-	if (message->namespace == NULL)
-		message->namespace = cstring_to_text(OUTBOX_DEFAULT_NAMESPACE);
-	message->correlation_id = outbox_empty_to_null(message->correlation_id);
-	message->dedupe_key = outbox_empty_to_null(message->dedupe_key);
-}
-
 /*
  * outbox.enqueue_batch(messages jsonb)
  *		RETURNS TABLE (ordinal int, message_id uuid, enqueued boolean)
@@ -258,7 +231,7 @@ outbox_enqueue_batch(PG_FUNCTION_ARGS)
 	{
 		OutboxMessage *message = &messages[i];
 
-		outbox_complete_message(message);
+		outbox_message_set_defaults(message);
 		outbox_check_message(message, psprintf("messages[%d].", i));
 	}
 	if (n > 0)

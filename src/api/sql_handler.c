@@ -5,38 +5,25 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "access/tableam.h"
-#include "access/xact.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
-#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
 #include "api/args.h"
-#include "compat.h"
-#include "util/guc.h"
-#include "queue/handler.h"
-#include "util/hash.h"
 #include "outbox.h"
-#include "table/table.h"
-#include "shmem/wake.h"
+#include "queue/handler.h"
+#include "table/catalog.h"
+#include "util/guc.h"
+#include "util/hash.h"
+#include "worker/handler_run.h"
 
 #define DEFAULT_BATCH_SIZE 20
-
-/* Others are to read the handlers anew, and the worker to look. */
-static void
-tell_others(OutboxTable *handlers)
-{
-	CacheInvalidateRelcache(handlers->rel);
-	outbox_wake_note_all();
-}
 
 /* A handler takes an outbox.message and returns nothing. */
 static void
@@ -94,9 +81,7 @@ outbox_register_handler(PG_FUNCTION_ARGS)
 	int			batch_size;
 	int			lease_seconds;
 	Oid			function;
-	NameData	role;
-	OutboxTable handlers;
-	TupleTableSlot *row;
+	OutboxHandler handler;
 
 	outbox_begin_call("outbox.register_handler()");
 	outbox_require(fcinfo, 1, "handler");
@@ -115,54 +100,14 @@ outbox_register_handler(PG_FUNCTION_ARGS)
 						text_to_cstring(topic)),
 				 errhint("Call outbox.unregister_handler first.")));
 
-	namestrcpy(&role, GetUserNameFromId(GetUserId(), false));
-	outbox_table_open(&handlers, outbox_catalog()->handlers, HD_NATTS);
-	row = outbox_table_new_row(&handlers);
-	outbox_row_set(row, HD_NAMESPACE, PointerGetDatum(namespace));
-	outbox_row_set(row, HD_TOPIC, PointerGetDatum(topic));
-	outbox_row_set(row, HD_HANDLER,
-				   CStringGetTextDatum(format_procedure_qualified(function)));
-	outbox_row_set(row, HD_ROLE, NameGetDatum(&role));
-	outbox_row_set(row, HD_BATCH_SIZE, Int32GetDatum(batch_size));
-	outbox_row_set(row, HD_LEASE_SECONDS, Int32GetDatum(lease_seconds));
-	outbox_table_insert(&handlers, row);
-	tell_others(&handlers);
-	ExecDropSingleTupleTableSlot(row);
-	outbox_table_close(&handlers);
-	CommandCounterIncrement();
+	handler.namespace = unconstify(text *, namespace);
+	handler.topic = unconstify(text *, topic);
+	handler.function = format_procedure_qualified(function);
+	handler.role = GetUserNameFromId(GetUserId(), false);
+	handler.batch_size = batch_size;
+	handler.lease_seconds = lease_seconds;
+	outbox_handler_add(&handler);
 	PG_RETURN_VOID();
-}
-
-/* Delete the row of a handler that the caller may delete. */
-static bool
-delete_handler(OutboxTable *handlers, const text *namespace, const text *topic)
-{
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	TableScanDesc scan = table_beginscan(handlers->rel, snapshot, 0, NULL);
-	TupleTableSlot *slot = outbox_table_slot(handlers);
-	bool		deleted = false;
-
-	while (!deleted && table_scan_getnextslot(scan, ForwardScanDirection, slot))
-	{
-		Oid			owner;
-
-		if (!outbox_text_equal(DatumGetTextPP(outbox_row_get(slot, HD_TOPIC)), topic) ||
-			!outbox_text_equal(DatumGetTextPP(outbox_row_get(slot, HD_NAMESPACE)), namespace))
-			continue;
-		owner = get_role_oid(NameStr(*DatumGetName(outbox_row_get(slot, HD_ROLE))), true);
-		if (!superuser() &&
-			(!OidIsValid(owner) || !has_privs_of_role(GetUserId(), owner)))
-			ereport(ERROR,
-					(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-					 errmsg("permission denied for the handler of topic \"%s\"",
-							text_to_cstring(topic)),
-					 errdetail("Only the role that has registered it may remove it.")));
-		deleted = outbox_table_delete(handlers, slot, true, NULL) == OUTBOX_ROW_OK;
-	}
-	ExecDropSingleTupleTableSlot(slot);
-	table_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	return deleted;
 }
 
 /* outbox.unregister_handler(topic text, namespace text) RETURNS void */
@@ -172,18 +117,12 @@ outbox_unregister_handler(PG_FUNCTION_ARGS)
 {
 	const text *topic = outbox_arg_name(fcinfo, 0, "topic");
 	const text *namespace = outbox_arg_name(fcinfo, 1, "namespace");
-	OutboxTable handlers;
 
 	outbox_begin_call("outbox.unregister_handler()");
-	CommandCounterIncrement();
-	outbox_table_open(&handlers, outbox_catalog()->handlers, HD_NATTS);
-	handlers.nkeys = 2;
-	if (!delete_handler(&handlers, namespace, topic))
+	if (!outbox_handler_remove(namespace, topic))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("topic \"%s\" has no handler", text_to_cstring(topic))));
-	tell_others(&handlers);
-	outbox_table_close(&handlers);
 	PG_RETURN_VOID();
 }
 

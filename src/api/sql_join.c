@@ -15,13 +15,14 @@
 #include "utils/timestamp.h"
 
 #include "api/args.h"
-#include "queue/end_trigger.h"
-#include "queue/history.h"
 #include "core/join.h"
 #include "core/settle.h"
-#include "table/table.h"
-#include "table/keylock.h"
+#include "outbox.h"
+#include "queue/end_trigger.h"
+#include "queue/message_find.h"
 #include "shmem/wake.h"
+#include "table/catalog.h"
+#include "table/keylock.h"
 
 /*
  * outbox._queue_ended() RETURNS trigger
@@ -195,5 +196,5 @@ outbox_in_progress(PG_FUNCTION_ARGS)
 	TransactionId xid = PG_GETARG_TRANSACTIONID(0);
 
 	PG_RETURN_BOOL(!TransactionIdIsCurrentTransactionId(xid) &&
-				   !outbox_turn_is_over(xid));
+				   !outbox_xact_has_ended(xid));
 }

@@ -12,13 +12,19 @@
 #include "utils/timestamp.h"
 
 #include "api/args.h"
+#include "compat.h"
 #include "core/claim.h"
-#include "util/guc.h"
-#include "queue/message.h"
+#include "core/claim_wait.h"
+#include "core/reap.h"
 #include "core/requeue.h"
-#include "queue/walk.h"
 #include "core/settle.h"
+#include "outbox.h"
+#include "queue/message.h"
+#include "queue/walk.h"
+#include "shmem/lane.h"
+#include "table/catalog.h"
 #include "table/table.h"
+#include "util/guc.h"
 
 /* The SQL function "name" is what "body" does on one of the live tables. */
 #define TWIN(name, body, kind) \

@@ -1,6 +1,7 @@
 /*
  * trigger.c
- *	  The triggers of outbox.queue, for rows that come by plain SQL.
+ *	  The triggers of our tables: of outbox.queue and its siblings, for rows
+ *	  that come by plain SQL, and of outbox.topics.
  *
  * The functions of the extension do themselves what these triggers do, and
  * fire none when they write directly.
@@ -13,19 +14,23 @@
 #include "commands/trigger.h"
 #include "fmgr.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
 #include "api/args.h"
-#include "queue/dedupe.h"
 #include "core/enqueue.h"
-#include "util/hash.h"
+#include "outbox.h"
+#include "queue/dedupe.h"
+#include "queue/stream.h"
 #include "shmem/lane.h"
 #include "shmem/lane_xact.h"
-#include "queue/stream.h"
-#include "table/table.h"
-#include "util/uuid7.h"
 #include "shmem/wake.h"
+#include "table/catalog.h"
+#include "table/columns.h"
+#include "table/table.h"
+#include "util/hash.h"
+#include "util/uuid.h"
 
 static TriggerData *
 get_trigger_data(FunctionCallInfo fcinfo, const char *function)
@@ -204,4 +209,19 @@ outbox_queue_changed(PG_FUNCTION_ARGS)
 		outbox_lane_report(relid, tuple_lane(new, desc), tuple_key(new, desc),
 						   tuple_key(new, desc), GetCurrentTransactionId());
 	return PointerGetDatum(NULL);
+}
+
+/*
+ * outbox._topics_changed() RETURNS trigger
+ *		After each change of outbox.topics: every backend must read it again.
+ */
+PG_FUNCTION_INFO_V1(outbox_topics_changed);
+Datum
+outbox_topics_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._topics_changed");
+
+	CacheInvalidateRelcache(trigger->tg_relation);
+	outbox_wake_note_all();
+	PG_RETURN_POINTER(NULL);
 }

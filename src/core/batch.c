@@ -2,10 +2,11 @@
  * batch.c
  *	  A worker's whole round trip in one call.
  *
- * The order is that of the contract: a sign of life, the end of those who give
- * none, completions, failures, what the caller has to say besides, renewals,
- * new messages, and at last the claim.  Each step is what the single calls do,
- * for all its entries at once; a step without entries costs nothing.
+ * The order is that of the contract: a sign of life, the end of those that give
+ * none, completions, failures, renewals; then whatever else the caller wants to
+ * write; then new messages, and at last the claim.  So there are two calls, and
+ * the caller writes between them.  Each step is what the single calls do, for
+ * all its entries at once; a step without entries costs nothing.
  *
  * Entries name messages by message_id.  They are looked up first, and then
  * settled like any leases: in the order of their ids, and only if they are
@@ -21,10 +22,20 @@
 
 #include "core/batch.h"
 #include "core/claim.h"
+#include "core/enqueue.h"
+#include "core/instance.h"
+#include "core/settle.h"
+#include "outbox.h"
 #include "queue/dedupe.h"
-#include "util/guc.h"
-#include "util/hash.h"
 #include "queue/walk.h"
+#include "shmem/lane.h"
+#include "table/catalog.h"
+#include "table/columns.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "util/grow.h"
+#include "util/hash.h"
+#include "util/uuid.h"
 
 /* A claim of one side under way. */
 typedef struct BatchClaim
@@ -144,7 +155,7 @@ cmp_given_id(const void *a, const void *b)
 {
 	const OutboxMessage *ma = *(OutboxMessage *const *) a;
 	const OutboxMessage *mb = *(OutboxMessage *const *) b;
-	int			cmp = memcmp(ma->given_id, mb->given_id, UUID_LEN);
+	int			cmp = outbox_uuid_cmp(ma->given_id, mb->given_id);
 
 	/* of two with the same id the first one counts */
 	if (cmp == 0)
@@ -214,13 +225,7 @@ hold_partition(BatchClaim *claim, int partition)
 	if (claim->batch->max_partitions == 0 || partition < 0 ||
 		holds_partition(claim, partition))
 		return;
-	if (claim->npartitions == claim->max_partitions)
-	{
-		claim->max_partitions = Max(16, claim->max_partitions * 2);
-		claim->partitions = claim->partitions == NULL ?
-			palloc_array(int, claim->max_partitions) :
-			repalloc(claim->partitions, claim->max_partitions * sizeof(int));
-	}
+	outbox_grow(claim->partitions, claim->npartitions, claim->max_partitions);
 	claim->partitions[claim->npartitions++] = partition;
 }
 
@@ -241,12 +246,6 @@ may_take(TupleTableSlot *message, void *arg)
 		holds_partition(claim, partition);
 }
 
-static int
-cmp_uuid(const void *a, const void *b)
-{
-	return memcmp(a, b, UUID_LEN);
-}
-
 /* Which messages were put in by this very call? */
 static void
 list_new(BatchClaim *claim, const OutboxBatchSide *side)
@@ -258,14 +257,14 @@ list_new(BatchClaim *claim, const OutboxBatchSide *side)
 		if (side->messages[i].enqueued)
 			claim->new_ids[claim->nnew++] = side->messages[i].message_id;
 	}
-	qsort(claim->new_ids, claim->nnew, sizeof(pg_uuid_t), cmp_uuid);
+	qsort(claim->new_ids, claim->nnew, sizeof(pg_uuid_t), outbox_uuid_qsort_cmp);
 }
 
 static bool
 is_new(const BatchClaim *claim, const pg_uuid_t *message_id)
 {
 	return bsearch(message_id, claim->new_ids, claim->nnew, sizeof(pg_uuid_t),
-				   cmp_uuid) != NULL;
+				   outbox_uuid_qsort_cmp) != NULL;
 }
 
 static void
@@ -291,14 +290,7 @@ add_result(TupleTableSlot *message, bool taken_over, void *arg)
 	OutboxBatchResult *result = claim->result;
 	OutboxBatchMessage *added;
 
-	if (result->n == result->max)
-	{
-		result->max = Max(64, result->max * 2);
-		result->messages = result->messages == NULL ?
-			palloc_array(OutboxBatchMessage, result->max) :
-			repalloc_huge(result->messages,
-						  (Size) result->max * sizeof(OutboxBatchMessage));
-	}
+	outbox_grow(result->messages, result->n, result->max);
 	added = &result->messages[result->n++];
 	memset(added, 0, sizeof(OutboxBatchMessage));
 	set_place(added, message);
@@ -319,8 +311,8 @@ note_lease(OutboxWalk *walk, void *arg)
 {
 	BatchClaim *claim = arg;
 
-	if (memcmp(DatumGetUUIDP(outbox_row_get(walk->slot, Q_OWNER_TOKEN)),
-			   &claim->batch->instance.id, UUID_LEN) == 0)
+	if (outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(walk->slot, Q_OWNER_TOKEN)),
+						  &claim->batch->instance.id))
 		hold_partition(claim, partition_of(claim->batch, walk->slot));
 	outbox_walk_left(walk);
 	return true;
@@ -329,7 +321,7 @@ note_lease(OutboxWalk *walk, void *arg)
 static void
 note_leases(BatchClaim *claim, TimestampTz now)
 {
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < lengthof(claim->batch->sides); i++)
 	{
 		OutboxTable table;
 
@@ -348,7 +340,7 @@ cmp_results(const void *a, const void *b)
 
 	if (ma->has_stream != mb->has_stream)
 		return ma->has_stream ? -1 : 1;
-	cmp = memcmp(&ma->stream, &mb->stream, UUID_LEN);
+	cmp = outbox_uuid_cmp(&ma->stream, &mb->stream);
 	if (cmp != 0)
 		return cmp;
 	if (ma->stream_seq != mb->stream_seq)
@@ -381,26 +373,36 @@ claim_side(BatchClaim *claim, const OutboxBatchSide *side,
 /* The call                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* One round; results has room for both sides. */
+/*
+ * The first half of a round: the sign of life, the end of silent instances,
+ * completions, failures, renewals.
+ */
 void
-outbox_batch(const OutboxBatch *batch, OutboxBatchResult *results)
+outbox_batch_settle(OutboxBatch *batch)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	OutboxInstances alive;
-	BatchClaim	claim = {.batch = batch,.alive = &alive};
 
 	CommandCounterIncrement();
 	outbox_instance_heartbeat(&batch->instance, now);
 	outbox_instance_remove_stale(&batch->instance.id, now,
-								 batch->stale_seconds, &alive);
-	for (int i = 0; i < 2; i++)
+								 batch->stale_seconds, &batch->alive);
+	for (int i = 0; i < lengthof(batch->sides); i++)
 		settle_side(batch, &batch->sides[i]);
-	if (batch->between != NULL)
-		batch->between(batch->between_arg);
-	for (int i = 0; i < 2; i++)
+}
+
+/*
+ * The second half: new messages, and the claim.  There is a result for each
+ * side.
+ */
+void
+outbox_batch_claim(OutboxBatch *batch, OutboxBatchResult *results)
+{
+	BatchClaim	claim = {.batch = batch,.alive = &batch->alive};
+
+	for (int i = 0; i < lengthof(batch->sides); i++)
 		add_messages(&batch->sides[i]);
 	if (batch->max_partitions > 0)
-		note_leases(&claim, now);
-	for (int i = 0; i < 2; i++)
+		note_leases(&claim, GetCurrentTimestamp());
+	for (int i = 0; i < lengthof(batch->sides); i++)
 		claim_side(&claim, &batch->sides[i], &results[i]);
 }

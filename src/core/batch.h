@@ -7,7 +7,7 @@
 
 #include "core/enqueue.h"
 #include "core/instance.h"
-#include "core/settle.h"
+#include "table/catalog.h"
 
 /* Bits of progress. */
 #define OUTBOX_PROGRESS_STORED 1
@@ -55,8 +55,7 @@ typedef struct OutboxBatch
 	int			lease_seconds;
 	int			stale_seconds;
 	int			batch_size;
-	void		(*between) (void *arg); /* after the failures; or NULL */
-	void	   *between_arg;
+	OutboxInstances alive;		/* filled in by outbox_batch_settle */
 } OutboxBatch;
 
 /* A message that was leased. */
@@ -81,6 +80,7 @@ typedef struct OutboxBatchResult
 } OutboxBatchResult;
 
 extern void outbox_receive(OutboxMessage *messages, int nmessages);
-extern void outbox_batch(const OutboxBatch *batch, OutboxBatchResult *results);
+extern void outbox_batch_settle(OutboxBatch *batch);
+extern void outbox_batch_claim(OutboxBatch *batch, OutboxBatchResult *results);
 
 #endif							/* OUTBOX_BATCH_H */

@@ -3,7 +3,7 @@
  *	  Handing out messages.
  *
  * A claim walks the lanes of the topics that were asked for side by side
- * (scan.c), always going on where the key is smallest.  Where a message of a
+ * (walk.c), always going on where the key is smallest.  Where a message of a
  * stream was taken, the next of its stream becomes another place to go on
  * from: it lies parked outside the lanes.  A message that is to be handed out
  * is updated without waiting, which is FOR UPDATE SKIP LOCKED and the lease in
@@ -20,18 +20,25 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "core/claim.h"
-#include "shmem/lane_directory.h"
-#include "util/guc.h"
+#include "outbox.h"
 #include "queue/handler.h"
-#include "table/tidcache.h"
 #include "queue/history.h"
-#include "util/hash.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
-#include "queue/walk.h"
-#include "core/settle.h"
 #include "queue/stream.h"
+#include "queue/walk.h"
+#include "shmem/lane.h"
+#include "shmem/lane_directory.h"
+#include "table/catalog.h"
+#include "table/columns.h"
+#include "table/table.h"
+#include "table/tidcache.h"
+#include "util/grow.h"
+#include "util/guc.h"
+#include "util/hash.h"
+#include "util/uuid.h"
 
 /* More walks than this do not keep their scans open. */
 #define MAX_OPEN_WALKS 64
@@ -58,8 +65,7 @@ typedef enum Decision
 {
 	TAKE,
 	LEAVE,						/* not for this claim */
-	BURY_EXPIRED,
-	BURY_ATTEMPTS,
+	BURY,						/* as its fate says */
 	WAIT_FOR_STREAM,			/* something before it is not finished */
 	WAIT_FOR_WRITER				/* nor decided */
 } Decision;
@@ -99,15 +105,10 @@ static void
 add_source(Claimer *claimer, OutboxKey key, OutboxWalk *walk,
 		   HeapTuple follower)
 {
-	int			at = claimer->nsources++;
+	int			at;
 
-	if (at == claimer->max_sources)
-	{
-		claimer->max_sources *= 2;
-		claimer->sources = repalloc_huge(claimer->sources,
-										 (Size) claimer->max_sources *
-										 sizeof(Source));
-	}
+	outbox_grow(claimer->sources, claimer->nsources, claimer->max_sources);
+	at = claimer->nsources++;
 	while (at > 0 &&
 		   outbox_key_lt(key, claimer->sources[(at - 1) / 2].key))
 	{
@@ -196,7 +197,7 @@ tenant_wanted(const OutboxClaim *claim, TupleTableSlot *message)
 		return true;
 	tenant = slot_getattr(message, Q_TENANT_ID, &isnull);
 	return !isnull &&
-		memcmp(DatumGetUUIDP(tenant), claim->tenant, UUID_LEN) == 0;
+		outbox_uuid_equal(DatumGetUUIDP(tenant), claim->tenant);
 }
 
 static Decision
@@ -223,15 +224,13 @@ consider_stream(Claimer *claimer, TupleTableSlot *message,
 
 /* What is to be done with this message, which is due? */
 static Decision
-consider(Claimer *claimer, TupleTableSlot *message, TransactionId *writer)
+consider(Claimer *claimer, TupleTableSlot *message, OutboxFate *fate,
+		 TransactionId *writer)
 {
 	const OutboxClaim *claim = claimer->claim;
 	const text *namespace = DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE));
 	const text *topic = DatumGetTextPP(outbox_row_get(message, Q_TOPIC));
 	OutboxPolicy policy;
-	int			max_attempts;
-	Datum		expires_at;
-	bool		isnull;
 
 	if ((claim->namespace != NULL &&
 		 !outbox_text_equal(claim->namespace, namespace)) ||
@@ -244,13 +243,10 @@ consider(Claimer *claimer, TupleTableSlot *message, TransactionId *writer)
 	if (policy.paused)
 		return LEAVE;
 
-	expires_at = slot_getattr(message, Q_EXPIRES_AT, &isnull);
-	if (!isnull && DatumGetTimestampTz(expires_at) <= claimer->now)
-		return BURY_EXPIRED;
-	max_attempts = claim->max_attempts > 0 ? claim->max_attempts :
-		policy.max_attempts;
-	if (outbox_queue_counted_attempts(message) >= max_attempts)
-		return BURY_ATTEMPTS;
+	*fate = outbox_queue_fate(message, &policy, claim->max_attempts,
+							  claimer->now);
+	if (*fate != OUTBOX_FATE_LIVE)
+		return BURY;
 	return consider_stream(claimer, message, writer);
 }
 
@@ -297,31 +293,13 @@ take(Claimer *claimer, TupleTableSlot *message, bool walked,
 	if (result != OUTBOX_ROW_OK)
 		return result;
 
-	outbox_hint_remember(RelationGetRelid(claimer->queue.rel),
-						 DatumGetInt64(outbox_row_get(message, Q_ID)),
-						 &row->tts_tid);
+	outbox_tid_remember(RelationGetRelid(claimer->queue.rel),
+						DatumGetInt64(outbox_row_get(message, Q_ID)),
+						&row->tts_tid);
 	claimer->sink(row, DatumGetInt16(outbox_row_get(message, Q_STATUS)) ==
 				  OUTBOX_IN_PROGRESS, claimer->arg);
 	claimer->ntaken++;
 	return OUTBOX_ROW_OK;
-}
-
-/* Move a message to the dead. */
-static OutboxRowResult
-bury(Claimer *claimer, TupleTableSlot *message, OutboxReason reason,
-	 TransactionId *blocker)
-{
-	OutboxOutcome outcome = {.status = OUTBOX_DEAD,.reason = reason};
-	OutboxRowResult result;
-
-	result = outbox_queue_finish(&claimer->queue, &claimer->history, message,
-								 &outcome, false, blocker);
-	if (result == OUTBOX_ROW_OK)
-		outbox_log("outbox claim: message " INT64_FORMAT " is dead, %s",
-				   DatumGetInt64(outbox_row_get(message, Q_ID)),
-				   reason == OUTBOX_REASON_EXPIRED ? "it has expired" :
-				   "it has had its attempts");
-	return result;
 }
 
 /* Is this message waiting, or its lease over? */
@@ -383,19 +361,18 @@ deal_with(Claimer *claimer, TupleTableSlot *message, bool walked,
 {
 	OutboxRowResult result;
 	Deed		deed = BURIED;
+	OutboxFate	fate;
 
 	*blocker = InvalidTransactionId;
-	switch (consider(claimer, message, blocker))
+	switch (consider(claimer, message, &fate, blocker))
 	{
 		case TAKE:
 			result = take(claimer, message, walked, blocker);
 			deed = TAKEN;
 			break;
-		case BURY_EXPIRED:
-			result = bury(claimer, message, OUTBOX_REASON_EXPIRED, blocker);
-			break;
-		case BURY_ATTEMPTS:
-			result = bury(claimer, message, OUTBOX_REASON_MAX_ATTEMPTS, blocker);
+		case BURY:
+			result = outbox_queue_bury(&claimer->queue, &claimer->history,
+									   message, fate, blocker);
 			break;
 		case LEAVE:
 			result = OUTBOX_ROW_REFUSED;
@@ -654,8 +631,6 @@ run_walks(Claimer *claimer, OutboxWalk *walks, int nwalks)
 	Relation	index = index_open(claimer->claim->store->ready,
 								   AccessShareLock);
 
-	claimer->max_sources = nwalks + 16;
-	claimer->sources = palloc_array(Source, claimer->max_sources);
 	claimer->row = outbox_table_new_row(&claimer->queue);
 	claimer->follower = MakeSingleTupleTableSlot(RelationGetDescr(claimer->queue.rel),
 												 &TTSOpsHeapTuple);

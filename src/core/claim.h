@@ -5,10 +5,11 @@
 #ifndef OUTBOX_CLAIM_H
 #define OUTBOX_CLAIM_H
 
-#include "outbox.h"
 #include "executor/tuptable.h"
-#include "table/table.h"
 #include "utils/uuid.h"
+
+#include "table/catalog.h"
+#include "util/hash.h"
 
 /* What a claimer wants. */
 typedef struct OutboxClaim
@@ -33,14 +34,10 @@ typedef struct OutboxClaim
 typedef void (*OutboxClaimSink) (TupleTableSlot *message, bool taken_over,
 								 void *arg);
 
-struct OutboxLaneFilter;
-
 extern void outbox_claim_filter(const OutboxClaim *claim,
-								struct OutboxLaneFilter *filter,
+								OutboxLaneFilter *filter,
 								uint32 *namespace_hash);
 extern int	outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink,
 						 void *arg);
-extern int	outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
-								 OutboxClaimSink sink, void *arg);
 
 #endif							/* OUTBOX_CLAIM_H */

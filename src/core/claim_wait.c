@@ -8,10 +8,9 @@
 #include "utils/timestamp.h"
 
 #include "core/claim.h"
-#include "shmem/lane_directory.h"
-#include "util/hash.h"
-#include "table/table.h"
+#include "core/claim_wait.h"
 #include "shmem/wake.h"
+#include "util/hash.h"
 
 /* Look, sleep, and look again, until there is something or the time is over. */
 static int

@@ -20,16 +20,21 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
-#include "queue/dedupe.h"
+#include "compat.h"
 #include "core/enqueue.h"
-#include "util/guc.h"
-#include "queue/history.h"
-#include "util/hash.h"
-#include "shmem/lane.h"
+#include "outbox.h"
+#include "queue/dedupe.h"
+#include "queue/message_find.h"
 #include "queue/policy.h"
 #include "queue/stream.h"
-#include "util/uuid7.h"
+#include "shmem/lane.h"
 #include "shmem/wake.h"
+#include "table/catalog.h"
+#include "table/columns.h"
+#include "table/table.h"
+#include "util/guc.h"
+#include "util/hash.h"
+#include "util/uuid.h"
 
 #define TENANT_HEX_DIGITS 32
 
@@ -355,7 +360,7 @@ cmp_digest(const void *a, const void *b)
 {
 	const OutboxMessage *ma = *(OutboxMessage *const *) a;
 	const OutboxMessage *mb = *(OutboxMessage *const *) b;
-	int			cmp = memcmp(&ma->dedupe_digest, &mb->dedupe_digest, UUID_LEN);
+	int			cmp = outbox_uuid_cmp(&ma->dedupe_digest, &mb->dedupe_digest);
 
 	/* of two with the same key the first one wins */
 	if (cmp == 0)
@@ -368,7 +373,7 @@ cmp_stream(const void *a, const void *b)
 {
 	const OutboxMessage *ma = *(OutboxMessage *const *) a;
 	const OutboxMessage *mb = *(OutboxMessage *const *) b;
-	int			cmp = memcmp(ma->stream_id, mb->stream_id, UUID_LEN);
+	int			cmp = outbox_uuid_cmp(ma->stream_id, mb->stream_id);
 
 	if (cmp == 0)
 		cmp = ma < mb ? -1 : 1;
@@ -465,7 +470,7 @@ insert_streams(Enqueuer *enqueuer, OutboxMessage *messages, int nmessages)
 		follow.place = OUTBOX_PLACE_PARKED;
 		for (next = i + 1; next < nstreamed; next++)
 		{
-			if (memcmp(streamed[next]->stream_id, &turn.stream, UUID_LEN) != 0)
+			if (!outbox_uuid_equal(streamed[next]->stream_id, &turn.stream))
 				break;
 			add_message(enqueuer, streamed[next], &follow);
 		}

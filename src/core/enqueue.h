@@ -5,10 +5,12 @@
 #ifndef OUTBOX_ENQUEUE_H
 #define OUTBOX_ENQUEUE_H
 
-#include "outbox.h"
-#include "table/table.h"
 #include "utils/jsonb.h"
 #include "utils/uuid.h"
+
+#include "outbox.h"
+#include "queue/stream.h"
+#include "table/catalog.h"
 
 /* A message to be enqueued; absent is NULL.  Checked by the caller. */
 typedef struct OutboxMessage
@@ -41,10 +43,8 @@ extern void outbox_check_message(const OutboxMessage *message,
 								 const char *prefix);
 extern void outbox_check_received(const OutboxMessage *message,
 								  const char *prefix);
-struct OutboxStreamTurn;
-
 extern void outbox_make_row(const OutboxMessage *message,
-							const struct OutboxStreamTurn *turn,
+							const OutboxStreamTurn *turn,
 							TimestampTz now, Datum *values, bool *isnull,
 							int64 *lane, OutboxKey *key);
 extern void outbox_notify_listeners(void);

@@ -22,10 +22,27 @@
 #include "utils/timestamp.h"
 
 #include "core/instance.h"
-#include "util/hash.h"
 #include "core/settle.h"
-#include "table/table.h"
+#include "table/catalog.h"
 #include "table/keylock.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "util/grow.h"
+#include "util/hash.h"
+#include "util/uuid.h"
+
+/* outbox.instances */
+enum
+{
+	I_ID = 1,
+	I_SERVICE_NAME,
+	I_HOST_NAME,
+	I_PROCESS_ID,
+	I_METADATA,
+	I_STARTED_AT,
+	I_LAST_HEARTBEAT_AT,
+	I_NATTS = I_LAST_HEARTBEAT_AT
+};
 
 /* A sign of life that is as fresh as this need not be renewed. */
 #define FRESH_USECS (INT64CONST(100) * 1000)
@@ -75,7 +92,7 @@ insert_instance(OutboxTable *instances, OutboxProbe *probe,
 	uint32		hash = outbox_uuid_hash(&instance->id);
 	TransactionId blocker;
 
-	outbox_turn_take(relid, hash);
+	outbox_keylock_acquire(relid, hash);
 	if (!outbox_probe(probe, UUIDPGetDatum(&instance->id), slot, &blocker) &&
 		!TransactionIdIsValid(blocker))
 	{
@@ -84,7 +101,7 @@ insert_instance(OutboxTable *instances, OutboxProbe *probe,
 		describe(row, instance, now);
 		outbox_table_insert(instances, row);
 	}
-	outbox_turn_release(relid, hash);
+	outbox_keylock_release(relid, hash);
 }
 
 /* An instance is alive. */
@@ -122,12 +139,7 @@ outbox_instance_heartbeat(const OutboxInstance *instance, TimestampTz now)
 static void
 add_alive(OutboxInstances *alive, const pg_uuid_t *id)
 {
-	if (alive->n == alive->max)
-	{
-		alive->max = Max(16, alive->max * 2);
-		alive->ids = alive->ids == NULL ? palloc_array(pg_uuid_t, alive->max) :
-			repalloc(alive->ids, alive->max * sizeof(pg_uuid_t));
-	}
+	outbox_grow(alive->ids, alive->n, alive->max);
 	alive->ids[alive->n++] = *id;
 }
 
@@ -157,18 +169,16 @@ static bool
 remove_silent(const pg_uuid_t *id, TimestampTz oldest)
 {
 	OutboxTable instances;
-	OutboxProbe probe;
 	TupleTableSlot *slot;
 	TransactionId blocker;
 	bool		removed;
 
 	outbox_table_open(&instances, outbox_catalog()->instances, I_NATTS);
 	slot = outbox_table_slot(&instances);
-	outbox_probe_begin(&probe, &instances, outbox_catalog()->instances_pkey);
-	removed = outbox_probe(&probe, UUIDPGetDatum(id), slot, &blocker) &&
+	removed = outbox_find_row(&instances, outbox_catalog()->instances_pkey,
+							  UUIDPGetDatum(id), slot, &blocker) &&
 		!TransactionIdIsValid(blocker) && is_silent(slot, oldest) &&
 		outbox_table_delete(&instances, slot, false, &blocker) == OUTBOX_ROW_OK;
-	outbox_probe_end(&probe);
 	ExecDropSingleTupleTableSlot(slot);
 	outbox_table_close(&instances);
 	return removed;
@@ -201,7 +211,7 @@ outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
 		pg_uuid_t	id = *DatumGetUUIDP(outbox_row_get(slot, I_ID));
 
 		/* of a row that is just being changed, two versions are seen */
-		if (memcmp(&id, self, UUID_LEN) == 0 ||
+		if (outbox_uuid_equal(&id, self) ||
 			(TransactionIdIsValid(dirty.xmin) && outbox_row_is_update(slot)))
 			continue;
 		if (is_silent(slot, oldest) &&
@@ -259,7 +269,7 @@ outbox_instance_owns(const OutboxInstances *alive, const pg_uuid_t *self,
 		uint64		theirs = outbox_share_hash(other, partition);
 
 		if (theirs > ours ||
-			(theirs == ours && memcmp(other, self, UUID_LEN) > 0))
+			(theirs == ours && outbox_uuid_cmp(other, self) > 0))
 			return false;
 	}
 	return true;

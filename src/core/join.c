@@ -35,11 +35,63 @@
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
-#include "util/guc.h"
 #include "core/join.h"
+#include "outbox.h"
+#include "queue/end_trigger.h"
 #include "queue/queue.h"
-#include "table/keylock.h"
 #include "shmem/wake.h"
+#include "table/catalog.h"
+#include "table/columns.h"
+#include "table/keylock.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "util/grow.h"
+#include "util/guc.h"
+#include "util/uuid.h"
+
+/* outbox.joins */
+enum
+{
+	J_ID = 1,
+	J_GROUPING_KEY,
+	J_EXPECTED_STEPS,
+	J_COMPLETED_STEPS,
+	J_FAILED_STEPS,
+	J_STATUS,
+	J_CREATED_AT,
+	J_LAST_UPDATED_AT,
+	J_METADATA,
+	J_NATTS = J_METADATA
+};
+
+/* outbox.join_members */
+enum
+{
+	JM_JOIN_ID = 1,
+	JM_MESSAGE_ID,
+	JM_STATUS,
+	JM_CREATED_AT,
+	JM_NATTS = JM_CREATED_AT
+};
+
+/* outbox.join_waits */
+enum
+{
+	JW_JOIN_ID = 1,
+	JW_MESSAGE_ID,
+	JW_NATTS = JW_MESSAGE_ID
+};
+
+/* outbox.join_doubts */
+enum
+{
+	JD_ID = 1,
+	JD_WAITS_FOR,
+	JD_JOIN_ID,
+	JD_MESSAGE_ID,
+	JD_STATUS,
+	JD_NATTS = JD_STATUS
+};
 
 /* A member that has got its outcome in this call. */
 typedef struct Step
@@ -101,15 +153,7 @@ static void
 add_step(Counter *counter, TupleTableSlot *member, int position,
 		 OutboxJoinStatus outcome)
 {
-	if (counter->nsteps == counter->max_steps)
-	{
-		counter->max_steps = counter->max_steps == 0 ? 16 :
-			counter->max_steps * 2;
-		counter->steps = counter->steps == NULL ?
-			palloc_array(Step, counter->max_steps) :
-			repalloc_huge(counter->steps,
-						  (Size) counter->max_steps * sizeof(Step));
-	}
+	outbox_grow(counter->steps, counter->nsteps, counter->max_steps);
 	counter->steps[counter->nsteps++] =
 		OUTBOX_MAKE(Step, *DatumGetUUIDP(outbox_row_get(member, JM_JOIN_ID)),
 					position, outcome);
@@ -120,8 +164,8 @@ static bool
 is_wanted(Counter *counter, TupleTableSlot *member)
 {
 	return counter->only_join == NULL ||
-		memcmp(DatumGetUUIDP(outbox_row_get(member, JM_JOIN_ID)),
-			   counter->only_join, UUID_LEN) == 0;
+		outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(member, JM_JOIN_ID)),
+						  counter->only_join);
 }
 
 /*
@@ -185,8 +229,8 @@ typedef struct Ordered
 static int
 cmp_ordered(const void *a, const void *b)
 {
-	return memcmp(((const Ordered *) a)->message_id,
-				  ((const Ordered *) b)->message_id, UUID_LEN);
+	return outbox_uuid_cmp(((const Ordered *) a)->message_id,
+						   ((const Ordered *) b)->message_id);
 }
 
 /* Give the members their outcomes, in the order of their messages. */
@@ -232,7 +276,7 @@ cmp_step(const void *a, const void *b)
 {
 	const Step *sa = a;
 	const Step *sb = b;
-	int			cmp = memcmp(&sa->join_id, &sb->join_id, UUID_LEN);
+	int			cmp = outbox_uuid_cmp(&sa->join_id, &sb->join_id);
 
 	return cmp != 0 ? cmp : sa->position - sb->position;
 }
@@ -299,7 +343,7 @@ change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
 				return;
 			if (!counter->ended->must_not_wait)
 			{
-				outbox_turn_wait(blocker);
+				outbox_xact_wait(blocker);
 				continue;
 			}
 			result = OUTBOX_ROW_LOCKED;
@@ -338,8 +382,8 @@ change_joins(Counter *counter)
 	{
 		for (next = i + 1; next < counter->nsteps; next++)
 		{
-			if (memcmp(&counter->steps[i].join_id, &counter->steps[next].join_id,
-					   UUID_LEN) != 0)
+			if (!outbox_uuid_equal(&counter->steps[i].join_id,
+								   &counter->steps[next].join_id))
 				break;
 		}
 		change_join(counter, &joins, &probe, slot, row, &counter->steps[i],

@@ -18,12 +18,19 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
-#include "util/guc.h"
+#include "core/reap.h"
+#include "outbox.h"
+#include "queue/history.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
-#include "queue/walk.h"
-#include "core/settle.h"
 #include "queue/stream.h"
+#include "queue/walk.h"
+#include "shmem/lane.h"
+#include "table/catalog.h"
+#include "table/columns.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "util/guc.h"
 
 typedef struct Reaper
 {
@@ -35,16 +42,6 @@ typedef struct Reaper
 	OutboxHistory history;
 	OutboxStreamSet streams;
 } Reaper;
-
-static OutboxRowResult
-bury(Reaper *reaper, TupleTableSlot *message, OutboxReason reason,
-	 TransactionId *blocker)
-{
-	OutboxOutcome outcome = {.status = OUTBOX_DEAD,.reason = reason};
-
-	return outbox_queue_finish(&reaper->queue, &reaper->history, message,
-							   &outcome, false, blocker);
-}
 
 static OutboxRowResult
 return_to_ready(Reaper *reaper, TupleTableSlot *message,
@@ -68,15 +65,6 @@ count_reaped(Reaper *reaper, TupleTableSlot *message)
 	return ++reaper->nreaped < reaper->limit;
 }
 
-static bool
-message_has_expired(Reaper *reaper, TupleTableSlot *message)
-{
-	bool		isnull;
-	Datum		expires_at = slot_getattr(message, Q_EXPIRES_AT, &isnull);
-
-	return !isnull && DatumGetTimestampTz(expires_at) <= reaper->now;
-}
-
 /* A lease that has ended. */
 static bool
 reap_lease(OutboxWalk *walk, void *arg)
@@ -85,18 +73,19 @@ reap_lease(OutboxWalk *walk, void *arg)
 	TupleTableSlot *message = walk->slot;
 	TransactionId blocker = InvalidTransactionId;
 	OutboxPolicy policy;
+	OutboxFate	fate;
 	OutboxRowResult result;
 
 	outbox_policy_get(reaper->queue.store,
 					  DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
 					  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
 					  &policy);
-	if (message_has_expired(reaper, message))
-		result = bury(reaper, message, OUTBOX_REASON_EXPIRED, &blocker);
-	else if (outbox_queue_counted_attempts(message) >= policy.max_attempts)
-		result = bury(reaper, message, OUTBOX_REASON_MAX_ATTEMPTS, &blocker);
-	else
+	fate = outbox_queue_fate(message, &policy, 0, reaper->now);
+	if (fate == OUTBOX_FATE_LIVE)
 		result = return_to_ready(reaper, message, &blocker);
+	else
+		result = outbox_queue_bury(&reaper->queue, &reaper->history, message,
+								   fate, &blocker);
 
 	if (result == OUTBOX_ROW_OK)
 	{
@@ -139,8 +128,9 @@ reap_expired_messages(Reaper *reaper)
 			continue;
 		leased = DatumGetInt16(outbox_row_get(slot, Q_STATUS)) == OUTBOX_IN_PROGRESS &&
 			DatumGetTimestampTz(outbox_row_get(slot, Q_LOCKED_UNTIL)) > reaper->now;
-		if (!leased && bury(reaper, slot, OUTBOX_REASON_EXPIRED,
-							&blocker) == OUTBOX_ROW_OK)
+		if (!leased &&
+			outbox_queue_bury(&reaper->queue, &reaper->history, slot,
+							  OUTBOX_FATE_EXPIRED, &blocker) == OUTBOX_ROW_OK)
 			(void) count_reaped(reaper, slot);
 	}
 	index_endscan(scan);

@@ -16,10 +16,13 @@
 #include "utils/timestamp.h"
 
 #include "core/enqueue.h"
-#include "util/guc.h"
 #include "core/requeue.h"
-#include "table/table.h"
+#include "table/catalog.h"
+#include "table/columns.h"
 #include "table/keylock.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "util/guc.h"
 
 /* A pointer that stays, to a value that may be null. */
 static const void *
@@ -87,7 +90,7 @@ exhume(OutboxTable *dead, OutboxProbe *probe, TupleTableSlot *slot, int64 id)
 		if (TransactionIdIsValid(blocker))
 		{
 			ExecClearTuple(slot);
-			outbox_turn_wait(blocker);
+			outbox_xact_wait(blocker);
 			continue;
 		}
 		switch (outbox_table_delete(dead, slot, true, NULL))

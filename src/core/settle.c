@@ -20,16 +20,22 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
-#include "util/guc.h"
-#include "table/tidcache.h"
-#include "util/hash.h"
-#include "shmem/lane.h"
+#include "core/settle.h"
+#include "outbox.h"
+#include "queue/history.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
-#include "queue/walk.h"
-#include "core/settle.h"
 #include "queue/stream.h"
+#include "queue/walk.h"
+#include "shmem/lane.h"
+#include "table/catalog.h"
+#include "table/columns.h"
 #include "table/keylock.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "table/tidcache.h"
+#include "util/grow.h"
+#include "util/uuid.h"
 
 /* A call's dealings with the queue. */
 typedef struct Settler
@@ -77,8 +83,8 @@ lease_stands(Settler *settler, const OutboxLeaseRef *lease)
 		DatumGetInt32(outbox_row_get(slot, Q_ATTEMPTS)) != lease->attempts)
 		return false;
 	owner = slot_getattr(slot, Q_OWNER_TOKEN, &isnull);
-	return !isnull && memcmp(DatumGetUUIDP(owner), &settler->settle->owner,
-							 UUID_LEN) == 0;
+	return !isnull && outbox_uuid_equal(DatumGetUUIDP(owner),
+										&settler->settle->owner);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -152,16 +158,15 @@ nack(Settler *settler)
 	OutboxSettle *settle = settler->settle;
 	TupleTableSlot *slot = settler->slot;
 	OutboxPolicy policy;
+	OutboxFate	fate;
 	TimestampTz at;
-	int			max_attempts;
 
 	outbox_policy_get(settler->settle->store,
 					  DatumGetTextPP(outbox_row_get(slot, Q_NAMESPACE)),
 					  DatumGetTextPP(outbox_row_get(slot, Q_TOPIC)), &policy);
-	max_attempts = settle->max_attempts > 0 ? settle->max_attempts :
-		policy.max_attempts;
-	if (outbox_queue_counted_attempts(slot) >= max_attempts)
-		return finish(settler, OUTBOX_DEAD, OUTBOX_REASON_MAX_ATTEMPTS);
+	fate = outbox_queue_fate(slot, &policy, settle->max_attempts, settler->now);
+	if (fate != OUTBOX_FATE_LIVE)
+		return finish(settler, OUTBOX_DEAD, outbox_fate_reason(fate));
 
 	at = retry_at(settler, &policy);
 	outbox_queue_make_ready(settler->row, slot, at, settler->now);
@@ -250,8 +255,8 @@ settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 		Datum		stream;
 
 		CHECK_FOR_INTERRUPTS();
-		if (outbox_hint_fetch(&settler->queue, settler->hint_end, lease->id,
-							  settler->slot))
+		if (outbox_tid_fetch(&settler->queue, settler->hint_end, lease->id,
+							 settler->slot))
 			blocker = InvalidTransactionId;
 		else if (!outbox_probe(&settler->probe, Int64GetDatum(lease->id),
 							   settler->slot, &blocker))
@@ -266,7 +271,7 @@ settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 				settler->settle->nskipped++;
 				return false;
 			}
-			outbox_turn_wait(blocker);
+			outbox_xact_wait(blocker);
 			continue;
 		}
 		switch (settle_message(settler))
@@ -322,7 +327,7 @@ begin_settler(Settler *settler, OutboxSettle *settle)
 	outbox_store_open(&settler->queue, settle->store);
 	settler->slot = outbox_table_slot(&settler->queue);
 	settler->row = outbox_table_new_row(&settler->queue);
-	settler->hint_end = outbox_hint_end(&settler->queue);
+	settler->hint_end = outbox_tid_end(&settler->queue);
 	outbox_probe_begin(&settler->probe, &settler->queue,
 					   settle->store->pkey);
 	outbox_history_begin(&settler->history, &settler->queue, settler->now);
@@ -400,14 +405,9 @@ collect_lease(OutboxWalk *walk, void *arg)
 	OwnerLeases *found = arg;
 	Datum		owner = outbox_row_get(walk->slot, Q_OWNER_TOKEN);
 
-	if (memcmp(DatumGetUUIDP(owner), found->owner, UUID_LEN) == 0)
+	if (outbox_uuid_equal(DatumGetUUIDP(owner), found->owner))
 	{
-		if (found->nleases == found->max)
-		{
-			found->max *= 2;
-			found->leases = repalloc_huge(found->leases, (Size) found->max *
-										  sizeof(OutboxLeaseRef));
-		}
+		outbox_grow(found->leases, found->nleases, found->max);
 		found->leases[found->nleases++] =
 			OUTBOX_MAKE(OutboxLeaseRef,.id = walk->key.id,.attempts = -1);
 	}
@@ -419,11 +419,10 @@ collect_lease(OutboxWalk *walk, void *arg)
 static int
 settle_all(OutboxSettle *settle)
 {
-	OwnerLeases found = {.owner = &settle->owner,.max = 64};
+	OwnerLeases found = {.owner = &settle->owner};
 	OutboxTable queue;
 
 	CommandCounterIncrement();
-	found.leases = palloc_array(OutboxLeaseRef, found.max);
 	outbox_store_open(&queue, settle->store);
 	outbox_walk_leases(&queue, GetCurrentTimestamp(), OUTBOX_SCAN_LEASES,
 					   collect_lease, &found);

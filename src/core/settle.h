@@ -5,10 +5,10 @@
 #ifndef OUTBOX_SETTLE_H
 #define OUTBOX_SETTLE_H
 
-#include "outbox.h"
-#include "table/table.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
+
+#include "table/catalog.h"
 
 typedef enum OutboxSettlement
 {
@@ -61,6 +61,5 @@ extern int	outbox_settle(OutboxSettle *settle);
 extern int	outbox_release_all(const OutboxStore *store,
 							   const pg_uuid_t *owner);
 extern bool outbox_expire_all(const OutboxStore *store, const pg_uuid_t *owner);
-extern int	outbox_reap(const OutboxStore *store, int limit);
 
 #endif							/* OUTBOX_SETTLE_H */

@@ -26,9 +26,10 @@
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
-#include "queue/history.h"
+#include "outbox.h"
+#include "queue/archive.h"
 #include "queue/policy.h"
-#include "table/table.h"
+#include "table/catalog.h"
 
 /* A partition whose name was looked up before. */
 typedef struct KnownPartition
@@ -59,7 +60,7 @@ forget_partitions(Datum arg, Oid relid)
 
 /* From _PG_init. */
 void
-outbox_history_init(void)
+outbox_archive_init(void)
 {
 	CacheRegisterRelcacheCallback(forget_partitions, (Datum) 0);
 }

@@ -15,82 +15,96 @@
 #include "utils/uuid.h"
 
 #include "queue/dedupe.h"
-#include "queue/history.h"
-#include "util/hash.h"
+#include "queue/message_find.h"
+#include "table/catalog.h"
 #include "table/keylock.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "util/hash.h"
+#include "util/uuid.h"
 
-typedef enum KeyState
+/* outbox.dedupe */
+enum
 {
-	KEY_OURS,
-	KEY_TAKEN,
-	KEY_UNDECIDED				/* ask again when *blocker has ended */
-} KeyState;
+	D_KEY = 1,
+	D_MESSAGE_ID,
+	D_NATTS = D_MESSAGE_ID
+};
 
-static Datum
-uuid_datum(const pg_uuid_t *uuid)
+/* outbox.message_deduplication */
+enum
 {
-	return UUIDPGetDatum(uuid);
-}
+	R_MESSAGE_ID = 1,
+	R_FIRST_SEEN_AT,
+	R_NATTS = R_FIRST_SEEN_AT
+};
+
+/* What a transaction that wants a key is about, and what came of it. */
+typedef struct KeyAttempt
+{
+	OutboxTable table;
+	const pg_uuid_t *key;
+	const pg_uuid_t *message_id;
+	pg_uuid_t	holder;			/* who has the key, if it is not ours */
+	bool		ours;
+} KeyAttempt;
 
 static void
-insert_key(OutboxTable *table, const pg_uuid_t *key,
-		   const pg_uuid_t *message_id)
+insert_key(KeyAttempt *attempt)
 {
-	TupleTableSlot *row = outbox_table_new_row(table);
+	TupleTableSlot *row = outbox_table_new_row(&attempt->table);
 
-	outbox_row_set(row, D_KEY, uuid_datum(key));
-	outbox_row_set(row, D_MESSAGE_ID, uuid_datum(message_id));
-	outbox_table_insert(table, row);
+	outbox_row_set(row, D_KEY, UUIDPGetDatum(attempt->key));
+	outbox_row_set(row, D_MESSAGE_ID, UUIDPGetDatum(attempt->message_id));
+	outbox_table_insert(&attempt->table, row);
 	ExecDropSingleTupleTableSlot(row);
+	attempt->ours = true;
 }
 
-/* The key's message is gone: the key is ours, if we are quick enough. */
-static KeyState
-take_over(OutboxTable *table, TupleTableSlot *old, const pg_uuid_t *message_id,
-		  TransactionId *blocker)
+/*
+ * The key's message is gone, so the key can be ours.  False if another
+ * transaction has changed its row first.
+ */
+static bool
+take_over(KeyAttempt *attempt, TupleTableSlot *old, TransactionId *blocker)
 {
-	TupleTableSlot *row = outbox_table_new_row(table);
-	OutboxRowResult result;
+	TupleTableSlot *row = outbox_table_new_row(&attempt->table);
 
 	outbox_new_row_from(row, old);
-	outbox_row_set(row, D_MESSAGE_ID, uuid_datum(message_id));
-	result = outbox_table_update(table, old, row, false, blocker);
+	outbox_row_set(row, D_MESSAGE_ID, UUIDPGetDatum(attempt->message_id));
+	attempt->ours = outbox_table_update(&attempt->table, old, row, false,
+										blocker) == OUTBOX_ROW_OK;
 	ExecDropSingleTupleTableSlot(row);
-	return result == OUTBOX_ROW_OK ? KEY_OURS : KEY_UNDECIDED;
+	return attempt->ours;
 }
 
-/* Look at the key and write it if it is free.  Our turn has been taken. */
-static KeyState
-try_key(OutboxTable *table, const pg_uuid_t *key, const pg_uuid_t *message_id,
-		pg_uuid_t *holder, TransactionId *blocker)
+/* Look at the key, and write it if it is free. */
+static bool
+try_key(void *arg, TransactionId *blocker)
 {
-	TupleTableSlot *slot = outbox_table_slot(table);
-	OutboxProbe probe;
+	KeyAttempt *attempt = arg;
+	TupleTableSlot *slot = outbox_table_slot(&attempt->table);
 	TransactionId own;
-	KeyState	state;
+	bool		found;
+	bool		decided = true;
 
-	outbox_probe_begin(&probe, table, outbox_catalog()->dedupe_pkey);
-	if (outbox_probe(&probe, uuid_datum(key), slot, blocker))
-	{
-		*holder = *DatumGetUUIDP(outbox_row_get(slot, D_MESSAGE_ID));
-		if (TransactionIdIsValid(*blocker))
-			state = KEY_UNDECIDED;
-		else if (outbox_row_is_own(slot, &own) ||	/* message may yet come */
-				 outbox_message_is_kept(holder))
-			state = KEY_TAKEN;
-		else
-			state = take_over(table, slot, message_id, blocker);
-	}
-	else if (TransactionIdIsValid(*blocker))
-		state = KEY_UNDECIDED;
+	found = outbox_find_row(&attempt->table, outbox_catalog()->dedupe_pkey,
+							UUIDPGetDatum(attempt->key), slot, blocker);
+	attempt->ours = false;
+	if (TransactionIdIsValid(*blocker))
+		decided = false;
+	else if (!found)
+		insert_key(attempt);
 	else
 	{
-		insert_key(table, key, message_id);
-		state = KEY_OURS;
+		attempt->holder = *DatumGetUUIDP(outbox_row_get(slot, D_MESSAGE_ID));
+		/* of a row of our own, the message may yet come */
+		if (!outbox_row_is_own(slot, &own) &&
+			!outbox_message_is_kept(&attempt->holder))
+			decided = take_over(attempt, slot, blocker);
 	}
-	outbox_probe_end(&probe);
 	ExecDropSingleTupleTableSlot(slot);
-	return state;
+	return decided;
 }
 
 /*
@@ -102,56 +116,41 @@ bool
 outbox_dedupe_take(const pg_uuid_t *key, const pg_uuid_t *message_id,
 				   pg_uuid_t *holder)
 {
-	Oid			relid = outbox_catalog()->dedupe;
-	uint32		hash = outbox_uuid_hash(key);
-	OutboxTable table;
-	KeyState	state;
+	KeyAttempt	attempt = {.key = key,.message_id = message_id};
 
-	outbox_table_open(&table, relid, D_NATTS);
-	for (;;)
-	{
-		TransactionId blocker = InvalidTransactionId;
-
-		CHECK_FOR_INTERRUPTS();
-		outbox_turn_take(relid, hash);
-		state = try_key(&table, key, message_id, holder, &blocker);
-		outbox_turn_release(relid, hash);
-		if (state != KEY_UNDECIDED)
-			break;
-		if (TransactionIdIsValid(blocker))
-			outbox_turn_wait(blocker);
-	}
-	outbox_table_close(&table);
-	return state == KEY_OURS;
+	outbox_table_open(&attempt.table, outbox_catalog()->dedupe, D_NATTS);
+	outbox_keylock_decide(outbox_catalog()->dedupe, outbox_uuid_hash(key),
+						  try_key, &attempt);
+	outbox_table_close(&attempt.table);
+	*holder = attempt.holder;
+	return attempt.ours;
 }
 
-/* Has this message not been received before?  Our turn has been taken. */
-static KeyState
-try_message(OutboxTable *table, const pg_uuid_t *message_id,
-			TransactionId *blocker)
+/* Look whether the message was received before, and note it if it was not. */
+static bool
+try_message(void *arg, TransactionId *blocker)
 {
-	TupleTableSlot *slot = outbox_table_slot(table);
-	OutboxProbe probe;
-	KeyState	state = KEY_TAKEN;
+	KeyAttempt *attempt = arg;
+	TupleTableSlot *slot = outbox_table_slot(&attempt->table);
+	bool		found;
+	TupleTableSlot *row;
 
-	outbox_probe_begin(&probe, table, outbox_catalog()->received_pkey);
-	if (!outbox_probe(&probe, uuid_datum(message_id), slot, blocker))
-		state = TransactionIdIsValid(*blocker) ? KEY_UNDECIDED : KEY_OURS;
-	else if (TransactionIdIsValid(*blocker))
-		state = KEY_UNDECIDED;	/* it is just being forgotten */
-	outbox_probe_end(&probe);
+	found = outbox_find_row(&attempt->table, outbox_catalog()->received_pkey,
+							UUIDPGetDatum(attempt->key), slot, blocker);
 	ExecDropSingleTupleTableSlot(slot);
-	if (state == KEY_OURS)
-	{
-		TupleTableSlot *row = outbox_table_new_row(table);
-
-		outbox_row_set(row, R_MESSAGE_ID, uuid_datum(message_id));
-		outbox_row_set(row, R_FIRST_SEEN_AT,
-					   TimestampTzGetDatum(GetCurrentTimestamp()));
-		outbox_table_insert(table, row);
-		ExecDropSingleTupleTableSlot(row);
-	}
-	return state;
+	/* one that is found with a blocker is just being forgotten */
+	if (TransactionIdIsValid(*blocker))
+		return false;
+	attempt->ours = !found;
+	if (found)
+		return true;
+	row = outbox_table_new_row(&attempt->table);
+	outbox_row_set(row, R_MESSAGE_ID, UUIDPGetDatum(attempt->key));
+	outbox_row_set(row, R_FIRST_SEEN_AT,
+				   TimestampTzGetDatum(GetCurrentTimestamp()));
+	outbox_table_insert(&attempt->table, row);
+	ExecDropSingleTupleTableSlot(row);
+	return true;
 }
 
 /*
@@ -161,26 +160,13 @@ try_message(OutboxTable *table, const pg_uuid_t *message_id,
 bool
 outbox_dedupe_receive(const pg_uuid_t *message_id)
 {
-	Oid			relid = outbox_catalog()->received;
-	uint32		hash = outbox_uuid_hash(message_id);
-	OutboxTable table;
-	KeyState	state;
+	KeyAttempt	attempt = {.key = message_id};
 
-	outbox_table_open(&table, relid, R_NATTS);
-	for (;;)
-	{
-		TransactionId blocker = InvalidTransactionId;
-
-		CHECK_FOR_INTERRUPTS();
-		outbox_turn_take(relid, hash);
-		state = try_message(&table, message_id, &blocker);
-		outbox_turn_release(relid, hash);
-		if (state != KEY_UNDECIDED)
-			break;
-		outbox_turn_wait(blocker);
-	}
-	outbox_table_close(&table);
-	return state == KEY_OURS;
+	outbox_table_open(&attempt.table, outbox_catalog()->received, R_NATTS);
+	outbox_keylock_decide(outbox_catalog()->received,
+						  outbox_uuid_hash(message_id), try_message, &attempt);
+	outbox_table_close(&attempt.table);
+	return attempt.ours;
 }
 
 /* The message that has this key is not kept any more. */
@@ -189,18 +175,16 @@ outbox_dedupe_forget(const pg_uuid_t *key, const pg_uuid_t *message_id)
 {
 	OutboxTable table;
 	TupleTableSlot *slot;
-	OutboxProbe probe;
 	TransactionId blocker;
 
 	outbox_table_open(&table, outbox_catalog()->dedupe, D_NATTS);
 	slot = outbox_table_slot(&table);
-	outbox_probe_begin(&probe, &table, outbox_catalog()->dedupe_pkey);
-	if (outbox_probe(&probe, uuid_datum(key), slot, &blocker) &&
+	if (outbox_find_row(&table, outbox_catalog()->dedupe_pkey,
+						UUIDPGetDatum(key), slot, &blocker) &&
 		!TransactionIdIsValid(blocker) &&
-		memcmp(DatumGetUUIDP(outbox_row_get(slot, D_MESSAGE_ID)), message_id,
-			   UUID_LEN) == 0)
+		outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(slot, D_MESSAGE_ID)),
+						  message_id))
 		(void) outbox_table_delete(&table, slot, false, &blocker);
-	outbox_probe_end(&probe);
 	ExecDropSingleTupleTableSlot(slot);
 	outbox_table_close(&table);
 }

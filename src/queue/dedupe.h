@@ -5,7 +5,6 @@
 #ifndef OUTBOX_DEDUPE_H
 #define OUTBOX_DEDUPE_H
 
-#include "table/table.h"
 #include "utils/uuid.h"
 
 extern bool outbox_dedupe_take(const pg_uuid_t *key,

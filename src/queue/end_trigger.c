@@ -1,5 +1,5 @@
 /*
- * ended.c
+ * end_trigger.c
  *	  Telling who wants to know that messages have ended.
  *
  * Whoever wants to know puts a trigger on the queue, AFTER DELETE FOR EACH
@@ -16,7 +16,10 @@
 #include "fmgr.h"
 #include "utils/rel.h"
 
+#include "outbox.h"
 #include "queue/end_trigger.h"
+#include "table/table.h"
+#include "util/grow.h"
 
 static const OutboxEndedList *current = NULL;
 
@@ -24,14 +27,7 @@ void
 outbox_ended_add(OutboxEndedList *list, const pg_uuid_t *message_id,
 				 OutboxStatus status)
 {
-	if (list->n == list->max)
-	{
-		list->max = list->max == 0 ? 16 : list->max * 2;
-		list->messages = list->messages == NULL ?
-			palloc_array(OutboxEnded, list->max) :
-			repalloc_huge(list->messages,
-						  (Size) list->max * sizeof(OutboxEnded));
-	}
+	outbox_grow(list->messages, list->n, list->max);
 	list->messages[list->n++] = OUTBOX_MAKE(OutboxEnded, *message_id, status);
 }
 

@@ -1,9 +1,9 @@
 /*
- * ended.h
+ * end_trigger.h
  *	  Telling who wants to know that messages have ended.
  */
-#ifndef OUTBOX_ENDED_H
-#define OUTBOX_ENDED_H
+#ifndef OUTBOX_END_TRIGGER_H
+#define OUTBOX_END_TRIGGER_H
 
 #include "outbox.h"
 #include "table/table.h"
@@ -30,4 +30,4 @@ extern void outbox_ended_add(OutboxEndedList *list,
 extern void outbox_ended_fire(OutboxTable *queue, const OutboxEndedList *list);
 extern const OutboxEndedList *outbox_ended_now(void);
 
-#endif							/* OUTBOX_ENDED_H */
+#endif							/* OUTBOX_END_TRIGGER_H */

@@ -2,33 +2,62 @@
  * handler.c
  *	  Topics that are served inside the database.
  *
- * What outbox.handlers says is kept per backend, and read anew when the table
- * has changed, like policies.
+ * What outbox.handlers says is kept per backend (cached_table.c).
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/table.h"
 #include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_proc.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/inval.h"
-#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
+#include "compat.h"
 #include "queue/handler.h"
-#include "util/hash.h"
+#include "shmem/wake.h"
+#include "table/cached_table.h"
+#include "table/catalog.h"
 #include "table/table.h"
+#include "util/guc.h"
+#include "util/hash.h"
 
-static MemoryContext handlers_context = NULL;
+/* outbox.handlers */
+enum
+{
+	HD_NAMESPACE = 1,
+	HD_TOPIC,
+	HD_HANDLER,
+	HD_ROLE,
+	HD_BATCH_SIZE,
+	HD_LEASE_SECONDS,
+	HD_NATTS = HD_LEASE_SECONDS
+};
+
+static void begin_handlers(void);
+static void add_handler(TupleTableSlot *slot);
+static Oid	find_handlers(void);
+
+static OutboxCachedTable cache = {
+	.name = "outbox handlers",.find = find_handlers,
+	.begin = begin_handlers,.add = add_handler
+};
+
 static List *handlers = NIL;
-static bool handlers_valid = false;
-static Oid	handlers_relid = InvalidOid;
 
 static void
 forget_handlers(Datum arg, Oid relid)
 {
-	if (!OidIsValid(relid) || relid == handlers_relid)
-		handlers_valid = false;
+	outbox_cached_table_forget(&cache, relid);
 }
 
 /* From _PG_init. */
@@ -39,13 +68,25 @@ outbox_handler_init(void)
 }
 
 /*
- * Read them anew.  Who is called after a change can be there before the
- * invalidation is.
+ * Read them again.  A worker that is woken by a change can be there before
+ * the invalidation is.
  */
 void
 outbox_handler_forget(void)
 {
-	handlers_valid = false;
+	outbox_cached_table_forget(&cache, InvalidOid);
+}
+
+static Oid
+find_handlers(void)
+{
+	return outbox_catalog()->handlers;
+}
+
+static void
+begin_handlers(void)
+{
+	handlers = NIL;
 }
 
 static OutboxHandler *
@@ -64,61 +105,16 @@ read_handler(TupleTableSlot *slot)
 }
 
 static void
-read_all(void)
+add_handler(TupleTableSlot *slot)
 {
-	Relation	rel;
-	Snapshot	snapshot;
-	TableScanDesc scan;
-	TupleTableSlot *slot;
-
-	if (handlers_context == NULL)
-		handlers_context = AllocSetContextCreate(CacheMemoryContext,
-												 "outbox handlers",
-												 ALLOCSET_SMALL_SIZES);
-	MemoryContextReset(handlers_context);
-	handlers = NIL;
-	handlers_relid = outbox_catalog()->handlers;
-	rel = outbox_relation_open(handlers_relid, AccessShareLock);
-	/* an invalidation that comes in from here on makes the next call reload */
-	handlers_valid = true;
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	slot = table_slot_create(rel, NULL);
-	scan = table_beginscan(rel, snapshot, 0, NULL);
-	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
-	{
-		MemoryContext old = MemoryContextSwitchTo(handlers_context);
-
-		handlers = lappend(handlers, read_handler(slot));
-		MemoryContextSwitchTo(old);
-	}
-	table_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
-	UnregisterSnapshot(snapshot);
-	table_close(rel, AccessShareLock);
-}
-
-/* Half of them would be worse than none: after an error, begin anew. */
-static void
-load_handlers(void)
-{
-	PG_TRY();
-	{
-		read_all();
-	}
-	PG_CATCH();
-	{
-		handlers_valid = false;
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	handlers = lappend(handlers, read_handler(slot));
 }
 
 /* All of them; good until the next invalidation is accepted. */
 List *
 outbox_handlers(void)
 {
-	if (!handlers_valid)
-		load_handlers();
+	outbox_cached_table_load(&cache);
 	return handlers;
 }
 
@@ -154,4 +150,155 @@ outbox_handler_serves(int64 lane, const text *topic)
 			return true;
 	}
 	return false;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Changes                                                                */
+/* ---------------------------------------------------------------------- */
+
+/* Have every session read the handlers again, and the worker look. */
+static void
+announce_change(OutboxTable *table)
+{
+	CacheInvalidateRelcache(table->rel);
+	outbox_wake_note_all();
+}
+
+/* Register a handler; the caller has checked that there is none yet. */
+void
+outbox_handler_add(const OutboxHandler *handler)
+{
+	OutboxTable table;
+	TupleTableSlot *row;
+	NameData	role;
+
+	namestrcpy(&role, handler->role);
+	outbox_table_open(&table, outbox_catalog()->handlers, HD_NATTS);
+	row = outbox_table_new_row(&table);
+	outbox_row_set(row, HD_NAMESPACE, PointerGetDatum(handler->namespace));
+	outbox_row_set(row, HD_TOPIC, PointerGetDatum(handler->topic));
+	outbox_row_set(row, HD_HANDLER, CStringGetTextDatum(handler->function));
+	outbox_row_set(row, HD_ROLE, NameGetDatum(&role));
+	outbox_row_set(row, HD_BATCH_SIZE, Int32GetDatum(handler->batch_size));
+	outbox_row_set(row, HD_LEASE_SECONDS, Int32GetDatum(handler->lease_seconds));
+	outbox_table_insert(&table, row);
+	announce_change(&table);
+	ExecDropSingleTupleTableSlot(row);
+	outbox_table_close(&table);
+	CommandCounterIncrement();
+}
+
+/* Delete the row of a handler that the caller may delete. */
+static bool
+delete_row(OutboxTable *table, const text *namespace, const text *topic)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	TableScanDesc scan = table_beginscan(table->rel, snapshot, 0, NULL);
+	TupleTableSlot *slot = outbox_table_slot(table);
+	bool		deleted = false;
+
+	while (!deleted && table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		Oid			owner;
+
+		if (!outbox_text_equal(DatumGetTextPP(outbox_row_get(slot, HD_TOPIC)), topic) ||
+			!outbox_text_equal(DatumGetTextPP(outbox_row_get(slot, HD_NAMESPACE)), namespace))
+			continue;
+		owner = get_role_oid(NameStr(*DatumGetName(outbox_row_get(slot, HD_ROLE))), true);
+		if (!superuser() &&
+			(!OidIsValid(owner) || !has_privs_of_role(GetUserId(), owner)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+					 errmsg("permission denied for the handler of topic \"%s\"",
+							text_to_cstring(topic)),
+					 errdetail("Only the role that has registered it may remove it.")));
+		deleted = outbox_table_delete(table, slot, true, NULL) == OUTBOX_ROW_OK;
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	table_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return deleted;
+}
+
+/* Remove the handler of a topic; false if it has none. */
+bool
+outbox_handler_remove(const text *namespace, const text *topic)
+{
+	OutboxTable table;
+	bool		removed;
+
+	CommandCounterIncrement();
+	outbox_table_open(&table, outbox_catalog()->handlers, HD_NATTS);
+	table.nkeys = 2;
+	removed = delete_row(&table, namespace, topic);
+	if (removed)
+		announce_change(&table);
+	outbox_table_close(&table);
+	return removed;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Rights                                                                 */
+/* ---------------------------------------------------------------------- */
+
+/* Can a worker connect as this role?  Since 17 it may, whatever the role. */
+bool
+outbox_handler_role_connects(Oid roleid)
+{
+#if PG_VERSION_NUM >= 170000
+	return true;
+#else
+	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(roleid));
+	bool		result;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	result = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+	ReleaseSysCache(tuple);
+	return result;
+#endif
+}
+
+/*
+ * Is this role a superuser by now?  Not what the caches say: a worker can be
+ * called by the very commit that makes it one, before they are told.
+ */
+static bool
+is_superuser_now(Oid roleid)
+{
+	Relation	rel = table_open(AuthIdRelationId, AccessShareLock);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		result;
+
+	ScanKeyInit(&key, Anum_pg_authid_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(roleid));
+	scan = systable_beginscan(rel, AuthIdOidIndexId, true, snapshot, 1, &key);
+	tuple = systable_getnext(scan);
+	result = HeapTupleIsValid(tuple) &&
+		((Form_pg_authid) GETSTRUCT(tuple))->rolsuper;
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	table_close(rel, AccessShareLock);
+	return result;
+}
+
+/* May this role have handlers? */
+bool
+outbox_handler_role_allowed(Oid roleid)
+{
+	return outbox_allow_superuser_handlers || !is_superuser_now(roleid);
+}
+
+bool
+outbox_function_may_be_called(Oid function, Oid roleid)
+{
+#if PG_VERSION_NUM >= 160000
+	return object_aclcheck(ProcedureRelationId, function, roleid,
+						   ACL_EXECUTE) == ACLCHECK_OK;
+#else
+	return pg_proc_aclcheck(function, roleid, ACL_EXECUTE) == ACLCHECK_OK;
+#endif
 }

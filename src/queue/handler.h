@@ -28,10 +28,11 @@ extern bool outbox_handler_serves(int64 lane, const text *topic);
 
 extern OutboxHandler *outbox_handler_copy(const OutboxHandler *handler);
 
+extern void outbox_handler_add(const OutboxHandler *handler);
+extern bool outbox_handler_remove(const text *namespace, const text *topic);
+
 extern bool outbox_handler_role_connects(Oid roleid);
 extern bool outbox_handler_role_allowed(Oid roleid);
 extern bool outbox_function_may_be_called(Oid function, Oid roleid);
-extern int	outbox_handler_run_here(const OutboxHandler *handler, Oid roleid);
-extern int	outbox_handler_run(const OutboxHandler *handler);
 
 #endif							/* OUTBOX_HANDLER_H */

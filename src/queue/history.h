@@ -5,10 +5,11 @@
 #ifndef OUTBOX_HISTORY_H
 #define OUTBOX_HISTORY_H
 
-#include "queue/end_trigger.h"
-#include "outbox.h"
-#include "table/table.h"
 #include "utils/uuid.h"
+
+#include "outbox.h"
+#include "queue/end_trigger.h"
+#include "table/table.h"
 
 #define OUTBOX_MAX_DESTINATIONS 8
 
@@ -43,17 +44,10 @@ typedef struct OutboxOutcome
 	bool		keep;			/* even if its like is not kept */
 } OutboxOutcome;
 
-extern void outbox_history_init(void);
 extern void outbox_history_begin(OutboxHistory *history, OutboxTable *queue,
 								 TimestampTz now);
 extern void outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 							   const OutboxOutcome *outcome);
 extern void outbox_history_end(OutboxHistory *history);
-extern bool outbox_message_outcome(const pg_uuid_t *message_id,
-								   OutboxStatus *status,
-								   TransactionId *writer);
-extern bool outbox_message_is_kept(const pg_uuid_t *message_id);
-extern bool outbox_message_in_history(const pg_uuid_t *message_id);
-extern Oid	outbox_archive_partition(int keep, TimestampTz at);
 
 #endif							/* OUTBOX_HISTORY_H */

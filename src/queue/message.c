@@ -9,7 +9,8 @@
 #include "utils/typcache.h"
 
 #include "queue/message.h"
-#include "table/table.h"
+#include "table/catalog.h"
+#include "table/columns.h"
 
 /* Where its columns come from, in its order. */
 static const AttrNumber columns[OUTBOX_MESSAGE_NATTS] = {

@@ -2,32 +2,23 @@
  * policy.c
  *	  What outbox.topics says of a topic.
  *
- * Each backend keeps a copy of the table and throws it away when the table's
- * relcache entry is invalidated, which a trigger on the table does with every
- * change (outbox_topics_changed).  So a change is in force for the next call
- * of every session once it has committed, and costs nobody a look-up.
+ * Each backend keeps a copy of the table (cached_table.c), which a trigger on
+ * it invalidates with every change (outbox._topics_changed).
  */
 #include "postgres.h"
 
 #include <limits.h>
 
-#include "access/table.h"
-#include "access/tableam.h"
-#include "commands/trigger.h"
-#include "fmgr.h"
 #include "utils/datum.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
-#include "utils/memutils.h"
-#include "utils/rel.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "queue/policy.h"
+#include "table/cached_table.h"
+#include "table/catalog.h"
 #include "util/guc.h"
 #include "util/hash.h"
-#include "queue/policy.h"
-#include "table/table.h"
-#include "shmem/wake.h"
 
 /* outbox.topics */
 enum
@@ -56,25 +47,30 @@ typedef struct PolicyEntry
 	bool		isnull[T_NATTS];
 } PolicyEntry;
 
-static MemoryContext policy_context = NULL;
+static void begin_policies(void);
+static void add_policy(TupleTableSlot *slot);
+static Oid	find_topics(void);
+
+static OutboxCachedTable cache = {
+	.name = "outbox policies",.find = find_topics,
+	.begin = begin_policies,.add = add_policy
+};
+
 static HTAB *policies = NULL;
-static bool policies_valid = false;
-static Oid	policies_relid = InvalidOid;
 static int	npolicies = 0;
 static int	npaused = 0;
 
 static void
 forget_policies(Datum arg, Oid relid)
 {
-	if (!OidIsValid(relid) || relid == policies_relid)
-		policies_valid = false;
+	outbox_cached_table_forget(&cache, relid);
 }
 
-/* Read them anew, as in outbox_handler_forget. */
+/* Read the policies again, as in outbox_handler_forget. */
 void
 outbox_policy_forget(void)
 {
-	policies_valid = false;
+	outbox_cached_table_forget(&cache, InvalidOid);
 }
 
 /* From _PG_init. */
@@ -82,6 +78,26 @@ void
 outbox_policy_init(void)
 {
 	CacheRegisterRelcacheCallback(forget_policies, (Datum) 0);
+}
+
+static Oid
+find_topics(void)
+{
+	return outbox_catalog()->topics;
+}
+
+static void
+begin_policies(void)
+{
+	HASHCTL		ctl;
+
+	memset(&ctl, 0, sizeof(ctl));
+	ctl.keysize = sizeof(int64);
+	ctl.entrysize = sizeof(PolicyEntry);
+	ctl.hcxt = cache.context;
+	npolicies = npaused = 0;
+	policies = hash_create("outbox policies", 64, &ctl,
+						   HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 }
 
 static void
@@ -113,70 +129,13 @@ add_policy(TupleTableSlot *slot)
 		npaused++;
 }
 
-static void
-read_all(void)
-{
-	HASHCTL		ctl = {.keysize = sizeof(int64),
-	.entrysize = sizeof(PolicyEntry)};
-	Relation	rel;
-	Snapshot	snapshot;
-	TableScanDesc scan;
-	TupleTableSlot *slot;
-	MemoryContext old;
-
-	if (policy_context == NULL)
-		policy_context = AllocSetContextCreate(CacheMemoryContext,
-											   "outbox policies",
-											   ALLOCSET_SMALL_SIZES);
-	MemoryContextReset(policy_context);
-	npolicies = npaused = 0;
-	ctl.hcxt = policy_context;
-	policies = hash_create("outbox policies", 64, &ctl,
-						   HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-
-	policies_relid = outbox_catalog()->topics;
-	rel = outbox_relation_open(policies_relid, AccessShareLock);
-	/* an invalidation that comes in from here on makes the next call reload */
-	policies_valid = true;
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	slot = table_slot_create(rel, NULL);
-	scan = table_beginscan(rel, snapshot, 0, NULL);
-	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
-	{
-		old = MemoryContextSwitchTo(policy_context);
-		add_policy(slot);
-		MemoryContextSwitchTo(old);
-	}
-	table_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
-	UnregisterSnapshot(snapshot);
-	table_close(rel, AccessShareLock);
-}
-
-/* Half of them would be worse than none: after an error, begin anew. */
-static void
-load_policies(void)
-{
-	PG_TRY();
-	{
-		read_all();
-	}
-	PG_CATCH();
-	{
-		policies_valid = false;
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-}
-
 static const PolicyEntry *
 find_policy(const text *namespace, const text *topic)
 {
 	int64		lane;
 	const PolicyEntry *entry;
 
-	if (!policies_valid)
-		load_policies();
+	outbox_cached_table_load(&cache);
 	if (npolicies == 0)
 		return NULL;
 	lane = outbox_topic_lane(namespace, topic);
@@ -269,8 +228,7 @@ outbox_policy_lane_is_paused(int64 lane)
 {
 	const PolicyEntry *entry;
 
-	if (!policies_valid)
-		load_policies();
+	outbox_cached_table_load(&cache);
 	if (npaused == 0)
 		return false;
 	entry = hash_search(policies, &lane, HASH_FIND, NULL);
@@ -280,22 +238,4 @@ outbox_policy_lane_is_paused(int64 lane)
 			return true;
 	}
 	return false;
-}
-
-/*
- * outbox._topics_changed() RETURNS trigger
- *		After each change of outbox.topics: every backend is to read it anew.
- */
-PG_FUNCTION_INFO_V1(outbox_topics_changed);
-Datum
-outbox_topics_changed(PG_FUNCTION_ARGS)
-{
-	if (!CALLED_AS_TRIGGER(fcinfo))
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("\"%s\" was not called as a trigger",
-						"outbox._topics_changed")));
-	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
-	outbox_wake_note_all();
-	PG_RETURN_POINTER(NULL);
 }

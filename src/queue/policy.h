@@ -7,7 +7,7 @@
 
 #include "postgres.h"
 
-#include "table/table.h"
+#include "table/catalog.h"
 
 /* Settings of a topic, or the general ones where it has none. */
 typedef struct OutboxPolicy

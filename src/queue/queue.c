@@ -14,11 +14,17 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
-#include "util/hash.h"
+#include "outbox.h"
+#include "queue/history.h"
+#include "queue/policy.h"
+#include "queue/queue.h"
 #include "shmem/lane.h"
 #include "shmem/lane_xact.h"
-#include "queue/queue.h"
 #include "shmem/wake.h"
+#include "table/columns.h"
+#include "table/table.h"
+#include "util/guc.h"
+#include "util/hash.h"
 
 /* Where a message lies in its lane. */
 OutboxKey
@@ -45,6 +51,36 @@ outbox_queue_counted_attempts(TupleTableSlot *message)
 {
 	return DatumGetInt32(outbox_row_get(message, Q_ATTEMPTS)) -
 		DatumGetInt32(outbox_row_get(message, Q_WAIVED));
+}
+
+/*
+ * Can this message be handed out?  max_attempts, if not 0, takes the place of
+ * the policy's.  Everything that looks at the end of a message's life asks
+ * here: claim, reap, nack, explain_message().
+ */
+OutboxFate
+outbox_queue_fate(TupleTableSlot *message, const OutboxPolicy *policy,
+				  int max_attempts, TimestampTz now)
+{
+	bool		isnull;
+	Datum		expires_at = slot_getattr(message, Q_EXPIRES_AT, &isnull);
+
+	if (!isnull && DatumGetTimestampTz(expires_at) <= now)
+		return OUTBOX_FATE_EXPIRED;
+	if (max_attempts == 0)
+		max_attempts = policy->max_attempts;
+	if (outbox_queue_counted_attempts(message) >= max_attempts)
+		return OUTBOX_FATE_EXHAUSTED;
+	return OUTBOX_FATE_LIVE;
+}
+
+/* Why a message is dead that was buried for its fate. */
+OutboxReason
+outbox_fate_reason(OutboxFate fate)
+{
+	Assert(fate != OUTBOX_FATE_LIVE);
+	return fate == OUTBOX_FATE_EXPIRED ? OUTBOX_REASON_EXPIRED :
+		OUTBOX_REASON_MAX_ATTEMPTS;
 }
 
 /*
@@ -141,6 +177,31 @@ outbox_queue_finish(OutboxTable *queue, OutboxHistory *history,
 		note_stream(queue, message);
 		outbox_history_add(history, message, outcome);
 	}
+	return result;
+}
+
+/*
+ * Move a message to the dead that cannot be handed out any more.  Never waits
+ * for the message's row.
+ */
+OutboxRowResult
+outbox_queue_bury(OutboxTable *queue, OutboxHistory *history,
+				  TupleTableSlot *message, OutboxFate fate,
+				  TransactionId *blocker)
+{
+	OutboxOutcome outcome = {
+		.status = OUTBOX_DEAD,
+		.reason = outbox_fate_reason(fate)
+	};
+	OutboxRowResult result;
+
+	result = outbox_queue_finish(queue, history, message, &outcome, false,
+								 blocker);
+	if (result == OUTBOX_ROW_OK)
+		outbox_log("outbox: message " INT64_FORMAT " is dead, %s",
+				   DatumGetInt64(outbox_row_get(message, Q_ID)),
+				   fate == OUTBOX_FATE_EXPIRED ? "it has expired" :
+				   "it has had its attempts");
 	return result;
 }
 

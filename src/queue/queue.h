@@ -5,13 +5,26 @@
 #ifndef OUTBOX_QUEUE_H
 #define OUTBOX_QUEUE_H
 
-#include "queue/history.h"
 #include "outbox.h"
+#include "queue/history.h"
+#include "queue/policy.h"
 #include "table/table.h"
+
+/* What an attempt to hand a message out would come to. */
+typedef enum OutboxFate
+{
+	OUTBOX_FATE_LIVE,			/* it can be handed out, now or later */
+	OUTBOX_FATE_EXPIRED,
+	OUTBOX_FATE_EXHAUSTED		/* it has had its attempts */
+} OutboxFate;
 
 extern OutboxKey outbox_queue_key(TupleTableSlot *message);
 extern int64 outbox_queue_topic_lane(TupleTableSlot *message);
 extern int	outbox_queue_counted_attempts(TupleTableSlot *message);
+extern OutboxFate outbox_queue_fate(TupleTableSlot *message,
+									const OutboxPolicy *policy,
+									int max_attempts, TimestampTz now);
+extern OutboxReason outbox_fate_reason(OutboxFate fate);
 extern void outbox_queue_make_ready(TupleTableSlot *row,
 									TupleTableSlot *message, TimestampTz at,
 									TimestampTz now);
@@ -26,6 +39,11 @@ extern OutboxRowResult outbox_queue_finish(OutboxTable *queue,
 										   const OutboxOutcome *outcome,
 										   bool wait, TransactionId *blocker);
 
+extern OutboxRowResult outbox_queue_bury(OutboxTable *queue,
+										 OutboxHistory *history,
+										 TupleTableSlot *message,
+										 OutboxFate fate,
+										 TransactionId *blocker);
 extern OutboxRowResult outbox_queue_remove(OutboxTable *queue,
 										   TupleTableSlot *message);
 

@@ -16,7 +16,7 @@
  *
  * The order is that in which transactions committed: whoever enqueues in a
  * stream waits until the transaction that did so before has ended, and only
- * then draws its stream_seq (turn.c; the uncommitted message is the lock).
+ * then draws its stream_seq (keylock.c; the uncommitted message is the lock).
  *
  * Whoever changes the line - claims, settles, enqueues - arranges it anew
  * afterwards (outbox_stream_arrange).  Nobody waits for anybody to do so:
@@ -43,12 +43,27 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
-#include "util/hash.h"
-#include "shmem/lane_directory.h"
-#include "shmem/lane.h"
+#include "outbox.h"
 #include "queue/queue.h"
 #include "queue/stream.h"
+#include "shmem/lane_directory.h"
+#include "table/catalog.h"
+#include "table/columns.h"
 #include "table/keylock.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "util/hash.h"
+#include "util/uuid.h"
+
+/* outbox.stream_doubts */
+enum
+{
+	S_ID = 1,
+	S_WAITS_FOR,
+	S_STORE,
+	S_STREAM_ID,
+	S_NATTS = S_STREAM_ID
+};
 
 /* What one row of the line is, to whom it looks at. */
 typedef enum LineState
@@ -145,12 +160,6 @@ line_state(OutboxStreamScan *scan, TupleTableSlot *slot)
 		return LINE_CHANGING;
 	return DatumGetInt16(outbox_row_get(slot, Q_STATUS)) == OUTBOX_IN_PROGRESS ?
 		LINE_LEASED : LINE_WAITING;
-}
-
-static bool
-same_uuid(const pg_uuid_t *a, const pg_uuid_t *b)
-{
-	return memcmp(a->data, b->data, UUID_LEN) == 0;
 }
 
 /* ---------------------------------------------------------------------- */
@@ -268,7 +277,7 @@ arrange(OutboxStreamScan *scan, TupleTableSlot *slot, const pg_uuid_t *stream,
 		{
 			pg_uuid_t	owner = row_owner(slot);
 
-			if (!held || same_uuid(&owner, &holder))
+			if (!held || outbox_uuid_equal(&owner, &holder))
 			{
 				holder = owner;
 				held = true;
@@ -321,12 +330,6 @@ outbox_stream_arrange(OutboxTable *queue, OutboxStreamSet *set,
 	set->n = 0;
 }
 
-static int
-cmp_uuid(const void *a, const void *b)
-{
-	return memcmp(a, b, UUID_LEN);
-}
-
 /* Remember a stream. */
 void
 outbox_stream_set_add(OutboxStreamSet *set, const pg_uuid_t *stream)
@@ -334,7 +337,7 @@ outbox_stream_set_add(OutboxStreamSet *set, const pg_uuid_t *stream)
 	/* calls that touch many streams often touch them in runs */
 	for (int i = set->n - 1; i >= 0 && i >= set->n - 4; i--)
 	{
-		if (same_uuid(&set->streams[i], stream))
+		if (outbox_uuid_equal(&set->streams[i], stream))
 			return;
 	}
 	if (set->n == set->max)
@@ -348,11 +351,11 @@ outbox_stream_set_add(OutboxStreamSet *set, const pg_uuid_t *stream)
 		}
 		else
 		{
-			qsort(set->streams, set->n, sizeof(pg_uuid_t), cmp_uuid);
+			qsort(set->streams, set->n, sizeof(pg_uuid_t), outbox_uuid_qsort_cmp);
 			for (int i = 0; i < set->n; i++)
 			{
 				if (i == 0 ||
-					!same_uuid(&set->streams[i], &set->streams[n - 1]))
+					!outbox_uuid_equal(&set->streams[i], &set->streams[n - 1]))
 					set->streams[n++] = set->streams[i];
 			}
 			set->n = n;
@@ -391,7 +394,7 @@ read_doubts(OutboxTable *doubts, OutboxStoreKind kind, bool *any)
 		writer = DatumGetTransactionId(outbox_row_get(slot, S_WAITS_FOR));
 		*any = true;
 		if (!TransactionIdIsValid(outbox_row_writer(&dirty)) &&
-			outbox_turn_is_over(writer))
+			outbox_xact_has_ended(writer))
 			result = lappend(result, ExecCopySlotHeapTuple(slot));
 	}
 	table_endscan(scan);
@@ -521,15 +524,15 @@ outbox_stream_turn_begin(OutboxTable *queue, const pg_uuid_t *stream,
 		bool		ours;
 
 		CHECK_FOR_INTERRUPTS();
-		outbox_turn_take(relid, hash);
+		outbox_keylock_acquire(relid, hash);
 		outbox_stream_scan_begin(&scan, queue);
 		ours = look_at_tail(&scan, slot, turn, &inserter);
 		outbox_stream_scan_end(&scan);
 		ExecClearTuple(slot);
 		if (ours)
 			break;
-		outbox_turn_release(relid, hash);
-		outbox_turn_wait(inserter);
+		outbox_keylock_release(relid, hash);
+		outbox_xact_wait(inserter);
 		waited = true;
 	}
 	ExecDropSingleTupleTableSlot(slot);
@@ -562,7 +565,7 @@ tail_unchanged(OutboxTable *queue, const OutboxStreamTurn *turn,
 		{
 			pg_uuid_t	owner = row_owner(slot);
 
-			unchanged = same_uuid(&owner, &turn->owner);
+			unchanged = outbox_uuid_equal(&owner, &turn->owner);
 		}
 	}
 	outbox_stream_scan_end(&scan);
@@ -583,8 +586,8 @@ outbox_stream_turn_end(OutboxTable *queue, const OutboxStreamTurn *turn)
 		(turn->place != OUTBOX_PLACE_READY && !turn->own_tail &&
 		 !tail_unchanged(queue, turn, &writer)))
 		leave_doubt(queue, &turn->stream, writer);
-	outbox_turn_release(RelationGetRelid(queue->rel),
-						outbox_uuid_hash(&turn->stream));
+	outbox_keylock_release(RelationGetRelid(queue->rel),
+						   outbox_uuid_hash(&turn->stream));
 }
 
 /*
@@ -630,7 +633,7 @@ outbox_stream_check(OutboxStreamScan *scan, TupleTableSlot *message,
 			holder = row_owner(scratch);
 		if (state == LINE_CHANGING || state == LINE_ARRIVING)
 			verdict = OUTBOX_STREAM_DOUBT;
-		else if (state == LINE_WAITING || !same_uuid(&holder, owner) ||
+		else if (state == LINE_WAITING || !outbox_uuid_equal(&holder, owner) ||
 				 DatumGetTimestampTz(outbox_row_get(scratch,
 													Q_LOCKED_UNTIL)) <= now)
 			verdict = OUTBOX_STREAM_BLOCKED;

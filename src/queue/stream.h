@@ -5,9 +5,14 @@
 #ifndef OUTBOX_STREAM_H
 #define OUTBOX_STREAM_H
 
-#include "outbox.h"
-#include "table/table.h"
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/relscan.h"
+#include "utils/snapshot.h"
 #include "utils/uuid.h"
+
+#include "table/table.h"
 
 /* A walk along a stream, seeing what is uncommitted. */
 typedef struct OutboxStreamScan

@@ -1,5 +1,5 @@
 /*
- * scan.c
+ * walk.c
  *	  Walking the lanes of the ready index.
  *
  * A walk goes through what lane.c says has to be looked at, in the order of
@@ -27,9 +27,15 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
-#include "shmem/lane_directory.h"
-#include "util/hash.h"
+#include "outbox.h"
 #include "queue/walk.h"
+#include "shmem/lane.h"
+#include "shmem/lane_directory.h"
+#include "table/columns.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "util/grow.h"
+#include "util/hash.h"
 
 /* ---------------------------------------------------------------------- */
 /* Ranges                                                                 */
@@ -364,12 +370,12 @@ outbox_walk_lanes(OutboxTable *queue, const OutboxLaneFilter *filter,
 	StrategyNumber strategy = BTGreaterEqualStrategyNumber;
 	RegProcedure compare = F_INT8GE;
 	int64		lane = PG_INT64_MIN;
-	int			max = 64;
+	int			max = 0;
 	SnapshotData dirty;
 	IndexScanDesc scan;
 
 	*nlanes = 0;
-	*lanes = palloc_array(int64, max);
+	*lanes = NULL;
 	InitDirtySnapshot(dirty);
 	scan = outbox_index_beginscan(queue->rel, index, &dirty, 1);
 	scan->xs_want_itup = true;
@@ -390,11 +396,7 @@ outbox_walk_lanes(OutboxTable *queue, const OutboxLaneFilter *filter,
 		outbox_lanes_listing_add(relid, lane);
 		if (!outbox_lane_is_topic(lane) || !outbox_lane_wanted(filter, lane))
 			continue;
-		if (*nlanes == max)
-		{
-			max *= 2;
-			*lanes = repalloc_huge(*lanes, (Size) max * sizeof(int64));
-		}
+		outbox_grow(*lanes, *nlanes, max);
 		(*lanes)[(*nlanes)++] = lane;
 	}
 	index_endscan(scan);

@@ -1,13 +1,14 @@
 /*
- * scan.h
+ * walk.h
  *	  Walking the lanes of the ready index.
  */
-#ifndef OUTBOX_SCAN_H
-#define OUTBOX_SCAN_H
+#ifndef OUTBOX_WALK_H
+#define OUTBOX_WALK_H
 
-#include "shmem/lane_directory.h"
+#include "outbox.h"
 #include "shmem/lane.h"
 #include "table/table.h"
+#include "util/hash.h"
 
 /* A range of keys to look at, both ends included. */
 typedef struct OutboxRange
@@ -61,4 +62,4 @@ extern void outbox_walk_lanes(OutboxTable *queue,
 							  const OutboxLaneFilter *filter,
 							  int64 **lanes, int *nlanes);
 
-#endif							/* OUTBOX_SCAN_H */
+#endif							/* OUTBOX_WALK_H */

@@ -46,7 +46,7 @@
  * The tables are the truth.  A lane without a slot here is scanned from its
  * start, and so is every lane after a restart, once.
  *
- * Locking is described in directory.c.
+ * Locking is described in lane_directory.c.
  */
 #include "postgres.h"
 
@@ -56,13 +56,15 @@
 #include "storage/procarray.h"
 #include "utils/timestamp.h"
 
-#include "shmem/lane_directory.h"
-#include "util/guc.h"
-#include "util/hash.h"
+#include "outbox.h"
 #include "shmem/lane.h"
+#include "shmem/lane_directory.h"
 #include "shmem/lane_state.h"
 #include "shmem/lane_xact.h"
 #include "shmem/wake.h"
+#include "util/grow.h"
+#include "util/guc.h"
+#include "util/hash.h"
 
 /* ---------------------------------------------------------------------- */
 /* Reports                                                                */
@@ -220,6 +222,15 @@ outbox_lane_begin(Oid relid, int64 lane, TimestampTz now, OutboxScanKind kind,
 	return scan->scan_main || scan->nholes > 0 || scan->nbuckets > 0;
 }
 
+/* Remember a hole, whatever its size. */
+static void
+found_range(OutboxLaneScan *scan, const OutboxHole *hole)
+{
+	outbox_grow(scan->found_holes, scan->nfound_holes,
+				scan->max_found_holes);
+	scan->found_holes[scan->nfound_holes++] = *hole;
+}
+
 /* The scan passed an entry whose fate xid decides.  Keys must not go down. */
 void
 outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
@@ -236,29 +247,7 @@ outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
 			return;
 		}
 	}
-	outbox_lane_found_range(scan, &OUTBOX_MAKE(OutboxHole, key, key, xid, claimed));
-}
-
-/* Remember a hole, whatever its size. */
-void
-outbox_lane_found_range(OutboxLaneScan *scan, const OutboxHole *hole)
-{
-	if (scan->nfound_holes == scan->max_found_holes)
-	{
-		if (scan->max_found_holes == 0)
-		{
-			scan->max_found_holes = 8;
-			scan->found_holes = palloc(8 * sizeof(OutboxHole));
-		}
-		else
-		{
-			scan->max_found_holes *= 2;
-			scan->found_holes = repalloc_huge(scan->found_holes,
-											  (Size) scan->max_found_holes *
-											  sizeof(OutboxHole));
-		}
-	}
-	scan->found_holes[scan->nfound_holes++] = *hole;
+	found_range(scan, &OUTBOX_MAKE(OutboxHole, key, key, xid, claimed));
 }
 
 /* The scan took, or passed, a message that is leased until locked_until. */
@@ -279,21 +268,8 @@ outbox_lane_found_lease(OutboxLaneScan *scan, OutboxKey key,
 			return;
 		}
 	}
-	if (scan->nfound_leases == scan->max_found_leases)
-	{
-		if (scan->max_found_leases == 0)
-		{
-			scan->max_found_leases = 8;
-			scan->found_leases = palloc(8 * sizeof(OutboxBucket));
-		}
-		else
-		{
-			scan->max_found_leases *= 2;
-			scan->found_leases = repalloc_huge(scan->found_leases,
-											   (Size) scan->max_found_leases *
-											   sizeof(OutboxBucket));
-		}
-	}
+	outbox_grow(scan->found_leases, scan->nfound_leases,
+				scan->max_found_leases);
 	scan->found_leases[scan->nfound_leases++] =
 		OUTBOX_MAKE(OutboxBucket, locked_until, key, key);
 }
@@ -370,11 +346,16 @@ outbox_lane_finish(OutboxLaneScan *scan, TimestampTz now)
 {
 	OutboxLane *slot = scan->slot;
 	OutboxKey	done = outbox_key_min(scan->passed, scan->limit);
+	OutboxHole	change;
+	int			next = 0;
 
 	if (slot == NULL)
 		return;
 	if (scan->kind != OUTBOX_SCAN_LEASES)
-		outbox_lane_add_own_changes(scan);
+	{
+		while (outbox_lane_own_change(scan->relid, scan->lane, &next, &change))
+			found_range(scan, &change);
+	}
 	for (int i = 0; i < scan->nfound_holes; i++)
 	{
 		if (scan->found_holes[i].claimed)

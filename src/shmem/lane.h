@@ -8,8 +8,8 @@
 
 #include "postgres.h"
 
-#include "shmem/lane_state.h"
 #include "outbox.h"
+#include "shmem/lane_state.h"
 
 /* What a scan is for. */
 typedef enum OutboxScanKind
@@ -56,8 +56,6 @@ extern bool outbox_lane_begin(Oid relid, int64 lane, TimestampTz now,
 							  OutboxScanKind kind, OutboxLaneScan *scan);
 extern void outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key,
 								   TransactionId xid, bool claimed);
-extern void outbox_lane_found_range(OutboxLaneScan *scan,
-									const OutboxHole *hole);
 extern void outbox_lane_found_lease(OutboxLaneScan *scan, OutboxKey key,
 									TimestampTz locked_until);
 extern void outbox_lane_finish(OutboxLaneScan *scan, TimestampTz now);

@@ -1,6 +1,6 @@
 /*
- * directory.c
- *	  Which lanes are followed in shared memory, and where.
+ * lane_directory.c
+ *	  Which lanes are followed in directory memory, and where.
  *
  * The block holds a fixed number of slots.  A lane gets one when it is first
  * scanned or written to; when there is none left, that of a lane in which
@@ -20,11 +20,12 @@
 #include "miscadmin.h"
 #include "utils/timestamp.h"
 
+#include "shmem/lane.h"
 #include "shmem/lane_directory.h"
+#include "shmem/lane_state.h"
+#include "shmem/shmem.h"
 #include "util/guc.h"
 #include "util/hash.h"
-#include "shmem/lane.h"
-#include "shmem/shmem.h"
 
 /* A lane that still has something in it loses its slot after this time. */
 #define EVICT_AFTER_USECS (INT64CONST(60) * USECS_PER_SEC)
@@ -33,37 +34,59 @@
 
 static OutboxLane *slot_cache[SLOT_CACHE_SIZE];
 
+/* NULL if there is no shared memory. */
+static OutboxLaneDirectory *
+get_directory(void)
+{
+	OutboxShared *shared = outbox_shmem();
+
+	return shared == NULL ? NULL : &shared->lanes;
+}
+
 /* ---------------------------------------------------------------------- */
 /* Layout                                                                 */
 /* ---------------------------------------------------------------------- */
 
 static int *
-directory_heads(OutboxShared *shared)
+directory_heads(OutboxLaneDirectory *directory)
 {
-	return (int *) ((char *) shared + MAXALIGN(sizeof(OutboxShared)));
+	return (int *) ((char *) directory + MAXALIGN(sizeof(OutboxLaneDirectory)));
 }
 
 static OutboxLaneEntry *
-directory_entries(OutboxShared *shared)
+directory_entries(OutboxLaneDirectory *directory)
 {
-	return (OutboxLaneEntry *) ((char *) directory_heads(shared) +
-								MAXALIGN(shared->nheads * sizeof(int)));
+	return (OutboxLaneEntry *) ((char *) directory_heads(directory) +
+								MAXALIGN(directory->nheads * sizeof(int)));
 }
 
 static OutboxLane *
-directory_lanes(OutboxShared *shared)
+directory_lanes(OutboxLaneDirectory *directory)
 {
-	return (OutboxLane *) ((char *) directory_entries(shared) +
-						   MAXALIGN(shared->nlanes * sizeof(OutboxLaneEntry)));
+	return (OutboxLane *) ((char *) directory_entries(directory) +
+						   MAXALIGN(directory->nlanes * sizeof(OutboxLaneEntry)));
 }
 
 /* Whose slot is this?  The caller holds its lock, or the directory's. */
 OutboxLaneEntry *
 outbox_directory_entry(const OutboxLane *slot)
 {
-	OutboxShared *shared = outbox_shmem();
+	OutboxLaneDirectory *directory = get_directory();
 
-	return &directory_entries(shared)[slot - directory_lanes(shared)];
+	return &directory_entries(directory)[slot - directory_lanes(directory)];
+}
+
+/* When will there be anything to do in this lane? */
+void
+outbox_lane_set_wake_at(OutboxLane *slot)
+{
+	TimestampTz wake_at = slot->next_due;
+
+	if (slot->nholes > 0 || !slot->leases_known)
+		wake_at = PG_INT64_MIN;
+	for (int i = 0; i < slot->nbuckets; i++)
+		wake_at = Min(wake_at, slot->buckets[i].due);
+	pg_atomic_write_u64(&outbox_directory_entry(slot)->wake_at, (uint64) wake_at);
 }
 
 static int
@@ -79,7 +102,7 @@ heads_for(int nlanes)
 Size
 outbox_directory_size(int nlanes)
 {
-	return MAXALIGN(sizeof(OutboxShared)) +
+	return MAXALIGN(sizeof(OutboxLaneDirectory)) +
 		MAXALIGN(heads_for(nlanes) * sizeof(int)) +
 		MAXALIGN(nlanes * sizeof(OutboxLaneEntry)) +
 		(Size) nlanes * sizeof(OutboxLane);
@@ -95,26 +118,22 @@ reset_store(OutboxStoreState *store, Oid dbid, Oid relid)
 }
 
 void
-outbox_directory_init(OutboxShared *shared, int nlanes)
+outbox_directory_init(OutboxLaneDirectory *directory, int nlanes, int tranche)
 {
-	int			tranche = LWLockNewTrancheId();
 	int		   *heads;
 	OutboxLaneEntry *entries;
 	OutboxLane *lanes;
 
-	shared->tranche = tranche;
-	outbox_wake_init(&shared->wake, tranche);
-	outbox_workers_init(&shared->workers, tranche);
-	shared->nlanes = nlanes;
-	shared->nheads = heads_for(nlanes);
-	LWLockInitialize(&shared->lock, tranche);
+	directory->nlanes = nlanes;
+	directory->nheads = heads_for(nlanes);
+	LWLockInitialize(&directory->lock, tranche);
 	for (int i = 0; i < OUTBOX_MAX_STORES; i++)
-		reset_store(&shared->stores[i], InvalidOid, InvalidOid);
-	heads = directory_heads(shared);
-	for (int i = 0; i < shared->nheads; i++)
+		reset_store(&directory->stores[i], InvalidOid, InvalidOid);
+	heads = directory_heads(directory);
+	for (int i = 0; i < directory->nheads; i++)
 		heads[i] = -1;
-	entries = directory_entries(shared);
-	lanes = directory_lanes(shared);
+	entries = directory_entries(directory);
+	lanes = directory_lanes(directory);
 	for (int i = 0; i < nlanes; i++)
 	{
 		entries[i].relid = InvalidOid;
@@ -154,32 +173,32 @@ lane_hash(Oid dbid, Oid relid, int64 lane)
 }
 
 static int *
-lane_head(OutboxShared *shared, Oid dbid, Oid relid, int64 lane)
+lane_head(OutboxLaneDirectory *directory, Oid dbid, Oid relid, int64 lane)
 {
-	return &directory_heads(shared)[lane_hash(dbid, relid, lane) &
-									(shared->nheads - 1)];
+	return &directory_heads(directory)[lane_hash(dbid, relid, lane) &
+									   (directory->nheads - 1)];
 }
 
 /* Find a lane's slot.  The directory lock must be held. */
 static OutboxLane *
-find_slot(OutboxShared *shared, Oid relid, int64 lane)
+find_slot(OutboxLaneDirectory *directory, Oid relid, int64 lane)
 {
-	OutboxLaneEntry *entries = directory_entries(shared);
-	int			i = *lane_head(shared, MyDatabaseId, relid, lane);
+	OutboxLaneEntry *entries = directory_entries(directory);
+	int			i = *lane_head(directory, MyDatabaseId, relid, lane);
 
 	while (i >= 0 && !same_lane(&entries[i], relid, lane))
 		i = entries[i].next;
-	return i < 0 ? NULL : &directory_lanes(shared)[i];
+	return i < 0 ? NULL : &directory_lanes(directory)[i];
 }
 
 /* Find what is known of a live table.  The directory lock must be held. */
 static OutboxStoreState *
-find_store(OutboxShared *shared, Oid dbid, Oid relid)
+find_store(OutboxLaneDirectory *directory, Oid dbid, Oid relid)
 {
 	for (int i = 0; i < OUTBOX_MAX_STORES; i++)
 	{
-		if (shared->stores[i].relid == relid && shared->stores[i].dbid == dbid)
-			return &shared->stores[i];
+		if (directory->stores[i].relid == relid && directory->stores[i].dbid == dbid)
+			return &directory->stores[i];
 	}
 	return NULL;
 }
@@ -189,17 +208,17 @@ find_store(OutboxShared *shared, Oid dbid, Oid relid)
  * were listed longest ago.  Exclusive directory lock.
  */
 static OutboxStoreState *
-make_store(OutboxShared *shared, Oid relid)
+make_store(OutboxLaneDirectory *directory, Oid relid)
 {
-	OutboxStoreState *store = find_store(shared, MyDatabaseId, relid);
+	OutboxStoreState *store = find_store(directory, MyDatabaseId, relid);
 
 	if (store != NULL)
 		return store;
-	store = &shared->stores[0];
+	store = &directory->stores[0];
 	for (int i = 1; i < OUTBOX_MAX_STORES; i++)
 	{
-		if (shared->stores[i].listed_at < store->listed_at)
-			store = &shared->stores[i];
+		if (directory->stores[i].listed_at < store->listed_at)
+			store = &directory->stores[i];
 	}
 	reset_store(store, MyDatabaseId, relid);
 	store->listed_at = GetCurrentTimestamp();
@@ -219,15 +238,15 @@ note_miss(OutboxStoreState *store)
  * longest time, at once if the lane is quiet, else only after a while.
  */
 static int
-slot_to_evict(OutboxShared *shared)
+slot_to_evict(OutboxLaneDirectory *directory)
 {
-	OutboxLaneEntry *entries = directory_entries(shared);
-	OutboxLane *lanes = directory_lanes(shared);
+	OutboxLaneEntry *entries = directory_entries(directory);
+	OutboxLane *lanes = directory_lanes(directory);
 	int			best = -1;
 	bool		best_quiet = false;
 	uint64		now = (uint64) GetCurrentTimestamp();
 
-	for (int i = 0; i < shared->nlanes; i++)
+	for (int i = 0; i < directory->nlanes; i++)
 	{
 		uint64		used = pg_atomic_read_u64(&entries[i].last_used);
 		bool		quiet;
@@ -255,10 +274,10 @@ slot_to_evict(OutboxShared *shared)
  * complete list of lanes.  Exclusive directory lock; false if none can go.
  */
 static bool
-evict_slot(OutboxShared *shared, int *freed)
+evict_slot(OutboxLaneDirectory *directory, int *freed)
 {
-	OutboxLaneEntry *entries = directory_entries(shared);
-	int			victim = slot_to_evict(shared);
+	OutboxLaneEntry *entries = directory_entries(directory);
+	int			victim = slot_to_evict(directory);
 	OutboxLaneEntry *entry;
 	OutboxLane *slot;
 	OutboxStoreState *store;
@@ -267,17 +286,17 @@ evict_slot(OutboxShared *shared, int *freed)
 	if (victim < 0)
 		return false;
 	entry = &entries[victim];
-	slot = &directory_lanes(shared)[victim];
+	slot = &directory_lanes(directory)[victim];
 	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 	if (outbox_lane_is_watched(slot))
 	{
 		LWLockRelease(&slot->lock);
 		return false;
 	}
-	store = find_store(shared, entry->dbid, entry->relid);
+	store = find_store(directory, entry->dbid, entry->relid);
 	if (store != NULL && !outbox_lane_is_quiet(slot))
 		note_miss(store);
-	link = lane_head(shared, entry->dbid, entry->relid, entry->lane);
+	link = lane_head(directory, entry->dbid, entry->relid, entry->lane);
 	while (*link != victim)
 		link = &entries[*link].next;
 	*link = entry->next;
@@ -289,11 +308,11 @@ evict_slot(OutboxShared *shared, int *freed)
 }
 
 static bool
-free_slot(OutboxShared *shared, int *slot)
+free_slot(OutboxLaneDirectory *directory, int *slot)
 {
-	OutboxLaneEntry *entries = directory_entries(shared);
+	OutboxLaneEntry *entries = directory_entries(directory);
 
-	for (int i = 0; i < shared->nlanes; i++)
+	for (int i = 0; i < directory->nlanes; i++)
 	{
 		if (!OidIsValid(entries[i].relid))
 		{
@@ -301,24 +320,24 @@ free_slot(OutboxShared *shared, int *slot)
 			return true;
 		}
 	}
-	return evict_slot(shared, slot);
+	return evict_slot(directory, slot);
 }
 
 /* Give a lane a slot.  Nothing is known of it yet, so all is to be scanned. */
 static OutboxLane *
-make_slot(OutboxShared *shared, Oid relid, int64 lane)
+make_slot(OutboxLaneDirectory *directory, Oid relid, int64 lane)
 {
 	OutboxLane *slot;
 	int			at;
 
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	slot = find_slot(shared, relid, lane);
-	if (slot == NULL && free_slot(shared, &at))
+	LWLockAcquire(&directory->lock, LW_EXCLUSIVE);
+	slot = find_slot(directory, relid, lane);
+	if (slot == NULL && free_slot(directory, &at))
 	{
-		OutboxLaneEntry *entry = &directory_entries(shared)[at];
-		int		   *head = lane_head(shared, MyDatabaseId, relid, lane);
+		OutboxLaneEntry *entry = &directory_entries(directory)[at];
+		int		   *head = lane_head(directory, MyDatabaseId, relid, lane);
 
-		slot = &directory_lanes(shared)[at];
+		slot = &directory_lanes(directory)[at];
 		LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
 		entry->dbid = MyDatabaseId;
 		entry->relid = relid;
@@ -332,8 +351,8 @@ make_slot(OutboxShared *shared, Oid relid, int64 lane)
 		*head = at;
 	}
 	else if (slot == NULL)
-		note_miss(make_store(shared, relid));
-	LWLockRelease(&shared->lock);
+		note_miss(make_store(directory, relid));
+	LWLockRelease(&directory->lock);
 	return slot;
 }
 
@@ -344,11 +363,11 @@ make_slot(OutboxShared *shared, Oid relid, int64 lane)
 OutboxLane *
 outbox_directory_lock_lane(Oid relid, int64 lane, bool make)
 {
-	OutboxShared *shared = outbox_shmem();
+	OutboxLaneDirectory *directory = get_directory();
 	OutboxLane **cached;
 	OutboxLane *slot;
 
-	if (shared == NULL)
+	if (directory == NULL)
 		return NULL;
 	cached = &slot_cache[lane_hash(MyDatabaseId, relid, lane) % SLOT_CACHE_SIZE];
 	slot = *cached;
@@ -364,11 +383,11 @@ outbox_directory_lock_lane(Oid relid, int64 lane, bool make)
 			}
 			LWLockRelease(&slot->lock);
 		}
-		LWLockAcquire(&shared->lock, LW_SHARED);
-		slot = find_slot(shared, relid, lane);
-		LWLockRelease(&shared->lock);
+		LWLockAcquire(&directory->lock, LW_SHARED);
+		slot = find_slot(directory, relid, lane);
+		LWLockRelease(&directory->lock);
 		if (slot == NULL && make)
-			slot = make_slot(shared, relid, lane);
+			slot = make_slot(directory, relid, lane);
 		if (slot == NULL)
 			return NULL;
 	}
@@ -382,33 +401,16 @@ outbox_directory_lock_lane(Oid relid, int64 lane, bool make)
 void
 outbox_lanes_count(int *lanes, int *in_use)
 {
-	OutboxShared *shared = outbox_shmem();
+	OutboxLaneDirectory *directory = get_directory();
 
 	*lanes = *in_use = 0;
-	if (shared == NULL)
+	if (directory == NULL)
 		return;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	*lanes = shared->nlanes;
-	for (int i = 0; i < shared->nlanes; i++)
-		*in_use += OidIsValid(directory_entries(shared)[i].relid);
-	LWLockRelease(&shared->lock);
-}
-
-/* Does a lane pass a filter? */
-bool
-outbox_lane_wanted(const OutboxLaneFilter *filter, int64 lane)
-{
-	if (filter->namespace_hash != NULL &&
-		outbox_lane_namespace(lane) != *filter->namespace_hash)
-		return false;
-	if (filter->topic_hashes == NULL)
-		return true;
-	for (int i = 0; i < filter->ntopics; i++)
-	{
-		if (outbox_lane_topic(lane) == filter->topic_hashes[i])
-			return true;
-	}
-	return false;
+	LWLockAcquire(&directory->lock, LW_SHARED);
+	*lanes = directory->nlanes;
+	for (int i = 0; i < directory->nlanes; i++)
+		*in_use += OidIsValid(directory_entries(directory)[i].relid);
+	LWLockRelease(&directory->lock);
 }
 
 /*
@@ -420,21 +422,21 @@ bool
 outbox_lanes_list(Oid relid, const OutboxLaneFilter *filter, TimestampTz now,
 				  OutboxScanKind kind, int64 **lanes, int *nlanes)
 {
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxLaneDirectory *directory = outbox_use_cursor ? get_directory() : NULL;
 	OutboxStoreState *store;
 	OutboxLaneEntry *entries;
 	bool		complete;
 
 	*nlanes = 0;
-	if (shared == NULL)
+	if (directory == NULL)
 		return false;
-	*lanes = palloc(shared->nlanes * sizeof(int64));
-	entries = directory_entries(shared);
+	*lanes = palloc(directory->nlanes * sizeof(int64));
+	entries = directory_entries(directory);
 
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	store = find_store(shared, MyDatabaseId, relid);
+	LWLockAcquire(&directory->lock, LW_SHARED);
+	store = find_store(directory, MyDatabaseId, relid);
 	complete = store != NULL && store->complete;
-	for (int i = 0; complete && i < shared->nlanes; i++)
+	for (int i = 0; complete && i < directory->nlanes; i++)
 	{
 		OutboxLaneEntry *entry = &entries[i];
 
@@ -445,7 +447,7 @@ outbox_lanes_list(Oid relid, const OutboxLaneFilter *filter, TimestampTz now,
 			(TimestampTz) pg_atomic_read_u64(&entry->wake_at) <= now)
 			(*lanes)[(*nlanes)++] = entry->lane;
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 	return complete;
 }
 
@@ -460,20 +462,20 @@ bool
 outbox_lanes_next_due(Oid relid, const OutboxLaneFilter *filter,
 					  TimestampTz now, TimestampTz *due)
 {
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxLaneDirectory *directory = outbox_use_cursor ? get_directory() : NULL;
 	OutboxStoreState *store;
 	bool		known;
 
 	*due = DT_NOEND;
-	if (shared == NULL)
+	if (directory == NULL)
 		return false;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	store = find_store(shared, MyDatabaseId, relid);
+	LWLockAcquire(&directory->lock, LW_SHARED);
+	store = find_store(directory, MyDatabaseId, relid);
 	known = store != NULL && store->complete;
-	for (int i = 0; known && i < shared->nlanes; i++)
+	for (int i = 0; known && i < directory->nlanes; i++)
 	{
-		OutboxLaneEntry *entry = &directory_entries(shared)[i];
-		OutboxLane *slot = &directory_lanes(shared)[i];
+		OutboxLaneEntry *entry = &directory_entries(directory)[i];
+		OutboxLane *slot = &directory_lanes(directory)[i];
 
 		if (entry->relid != relid || entry->dbid != MyDatabaseId ||
 			!outbox_lane_wanted(filter, entry->lane))
@@ -490,7 +492,7 @@ outbox_lanes_next_due(Oid relid, const OutboxLaneFilter *filter,
 		}
 		LWLockRelease(&slot->lock);
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 	return known;
 }
 
@@ -498,25 +500,25 @@ outbox_lanes_next_due(Oid relid, const OutboxLaneFilter *filter,
 TimestampTz
 outbox_lanes_next_lease(Oid dbid)
 {
-	OutboxShared *shared = outbox_shmem();
+	OutboxLaneDirectory *directory = get_directory();
 	TimestampTz ends = DT_NOEND;
 
-	if (shared == NULL)
+	if (directory == NULL)
 		return ends;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	for (int i = 0; i < shared->nlanes; i++)
+	LWLockAcquire(&directory->lock, LW_SHARED);
+	for (int i = 0; i < directory->nlanes; i++)
 	{
-		OutboxLane *slot = &directory_lanes(shared)[i];
+		OutboxLane *slot = &directory_lanes(directory)[i];
 
-		if (!OidIsValid(directory_entries(shared)[i].relid) ||
-			directory_entries(shared)[i].dbid != dbid)
+		if (!OidIsValid(directory_entries(directory)[i].relid) ||
+			directory_entries(directory)[i].dbid != dbid)
 			continue;
 		LWLockAcquire(&slot->lock, LW_SHARED);
 		for (int k = 0; k < slot->nbuckets; k++)
 			ends = Min(ends, slot->buckets[k].due);
 		LWLockRelease(&slot->lock);
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 	return ends;
 }
 
@@ -527,17 +529,17 @@ outbox_lanes_next_lease(Oid dbid)
 uint32
 outbox_lanes_listing_begin(Oid relid)
 {
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxLaneDirectory *directory = outbox_use_cursor ? get_directory() : NULL;
 	OutboxStoreState *store;
 	uint32		ticket = 0;
 
-	if (shared == NULL)
+	if (directory == NULL)
 		return 0;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	store = make_store(shared, relid);
+	LWLockAcquire(&directory->lock, LW_EXCLUSIVE);
+	store = make_store(directory, relid);
 	ticket = store->misses;
 	memset(store->owner_bits, 0, sizeof(store->owner_bits));
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 	return ticket;
 }
 
@@ -561,36 +563,36 @@ outbox_lanes_listing_add(Oid relid, int64 lane)
 void
 outbox_lanes_listing_end(Oid relid, uint32 ticket)
 {
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxLaneDirectory *directory = outbox_use_cursor ? get_directory() : NULL;
 	OutboxStoreState *store;
 
-	if (shared == NULL)
+	if (directory == NULL)
 		return;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	store = find_store(shared, MyDatabaseId, relid);
+	LWLockAcquire(&directory->lock, LW_EXCLUSIVE);
+	store = find_store(directory, MyDatabaseId, relid);
 	if (store != NULL)
 	{
 		store->complete = store->misses == ticket;
 		store->owners_known = true;
 		store->listed_at = GetCurrentTimestamp();
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 }
 
 /* Should the lanes be listed before anything else is done? */
 bool
 outbox_lanes_need_listing(Oid relid)
 {
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxLaneDirectory *directory = outbox_use_cursor ? get_directory() : NULL;
 	OutboxStoreState *store;
 	bool		result;
 
-	if (shared == NULL)
+	if (directory == NULL)
 		return false;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	store = find_store(shared, MyDatabaseId, relid);
+	LWLockAcquire(&directory->lock, LW_SHARED);
+	store = find_store(directory, MyDatabaseId, relid);
 	result = store == NULL || !store->owners_known;
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 	return result;
 }
 
@@ -598,37 +600,37 @@ outbox_lanes_need_listing(Oid relid)
 void
 outbox_directory_note_owner_lane(Oid relid, int64 lane)
 {
-	OutboxShared *shared = outbox_shmem();
+	OutboxLaneDirectory *directory = get_directory();
 	uint32		bit = (uint64) lane % OUTBOX_OWNER_BITS;
 	OutboxStoreState *store;
 
-	if (shared == NULL)
+	if (directory == NULL)
 		return;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	store = make_store(shared, relid);
+	LWLockAcquire(&directory->lock, LW_EXCLUSIVE);
+	store = make_store(directory, relid);
 	store->owner_bits[bit / 64] |= UINT64CONST(1) << (bit % 64);
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 }
 
 /* May there be anything in this owner lane? */
 bool
 outbox_owner_lane_may_exist(Oid relid, int64 lane)
 {
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxLaneDirectory *directory = outbox_use_cursor ? get_directory() : NULL;
 	OutboxStoreState *store;
 	bool		result = true;
 
-	if (shared == NULL)
+	if (directory == NULL)
 		return true;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	store = find_store(shared, MyDatabaseId, relid);
+	LWLockAcquire(&directory->lock, LW_SHARED);
+	store = find_store(directory, MyDatabaseId, relid);
 	if (store != NULL && store->owners_known)
 	{
 		uint32		bit = (uint64) lane % OUTBOX_OWNER_BITS;
 
 		result = (store->owner_bits[bit / 64] >> (bit % 64)) & 1;
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 	return result;
 }
 
@@ -640,21 +642,21 @@ outbox_owner_lane_may_exist(Oid relid, int64 lane)
 bool
 outbox_doubts_may_exist(Oid relid, uint32 *seen)
 {
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxLaneDirectory *directory = outbox_use_cursor ? get_directory() : NULL;
 	OutboxStoreState *store;
 	bool		result = true;
 
 	*seen = 0;
-	if (shared == NULL)
+	if (directory == NULL)
 		return true;
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	store = find_store(shared, MyDatabaseId, relid);
+	LWLockAcquire(&directory->lock, LW_SHARED);
+	store = find_store(directory, MyDatabaseId, relid);
 	if (store != NULL)
 	{
 		*seen = store->doubts;
 		result = store->doubts != store->doubts_none;
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 	return result;
 }
 
@@ -662,13 +664,13 @@ outbox_doubts_may_exist(Oid relid, uint32 *seen)
 void
 outbox_doubts_report(Oid relid)
 {
-	OutboxShared *shared = outbox_shmem();
+	OutboxLaneDirectory *directory = get_directory();
 
-	if (shared == NULL)
+	if (directory == NULL)
 		return;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	make_store(shared, relid)->doubts++;
-	LWLockRelease(&shared->lock);
+	LWLockAcquire(&directory->lock, LW_EXCLUSIVE);
+	make_store(directory, relid)->doubts++;
+	LWLockRelease(&directory->lock);
 }
 
 /*
@@ -678,14 +680,14 @@ outbox_doubts_report(Oid relid)
 void
 outbox_doubts_none(Oid relid, uint32 seen)
 {
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxLaneDirectory *directory = outbox_use_cursor ? get_directory() : NULL;
 	OutboxStoreState *store;
 
-	if (shared == NULL)
+	if (directory == NULL)
 		return;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	store = find_store(shared, MyDatabaseId, relid);
+	LWLockAcquire(&directory->lock, LW_EXCLUSIVE);
+	store = find_store(directory, MyDatabaseId, relid);
 	if (store != NULL && seen != 0)
 		store->doubts_none = seen;
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&directory->lock);
 }

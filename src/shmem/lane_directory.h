@@ -1,9 +1,9 @@
 /*
- * directory.h
+ * lane_directory.h
  *	  Which lanes are followed in shared memory, and where.
  */
-#ifndef OUTBOX_DIRECTORY_H
-#define OUTBOX_DIRECTORY_H
+#ifndef OUTBOX_LANE_DIRECTORY_H
+#define OUTBOX_LANE_DIRECTORY_H
 
 #include "postgres.h"
 
@@ -11,12 +11,8 @@
 #include "storage/lwlock.h"
 
 #include "shmem/lane.h"
-#include "shmem/wake.h"
-#include "shmem/posts.h"
-#include "outbox.h"
-
-#define OUTBOX_DEFAULT_LANES 256
-#define OUTBOX_LIMIT_LANES 16384
+#include "shmem/lane_state.h"
+#include "util/hash.h"
 
 #define OUTBOX_MAX_STORES 64
 #define OUTBOX_OWNER_BITS 4096
@@ -52,38 +48,29 @@ typedef struct OutboxStoreState
 	uint64		owner_bits[OUTBOX_OWNER_BITS / 64];
 } OutboxStoreState;
 
-typedef struct OutboxShared
+/* The directory; the slots lie behind it. */
+typedef struct OutboxLaneDirectory
 {
 	LWLock		lock;			/* the directory lock */
-	int			tranche;
 	int			nlanes;
 	int			nheads;
 	OutboxStoreState stores[OUTBOX_MAX_STORES];
-	OutboxWakeState wake;
-	OutboxWorkersState workers;
 	/* then int heads[nheads], OutboxLaneEntry[nlanes], OutboxLane[nlanes] */
-} OutboxShared;
-
-/* Which lanes a caller wants; NULL or 0 means any. */
-typedef struct OutboxLaneFilter
-{
-	const uint32 *namespace_hash;
-	const uint32 *topic_hashes;
-	int			ntopics;
-} OutboxLaneFilter;
+} OutboxLaneDirectory;
 
 extern Size outbox_directory_size(int nlanes);
-extern void outbox_directory_init(OutboxShared *shared, int nlanes);
+extern void outbox_directory_init(OutboxLaneDirectory *directory, int nlanes,
+								  int tranche);
 
 extern OutboxLane *outbox_directory_lock_lane(Oid relid, int64 lane,
 											  bool make);
 extern OutboxLaneEntry *outbox_directory_entry(const OutboxLane *slot);
+extern void outbox_lane_set_wake_at(OutboxLane *slot);
 extern bool outbox_directory_is_lane(const OutboxLane *slot, Oid relid,
 									 int64 lane);
 extern void outbox_directory_note_owner_lane(Oid relid, int64 lane);
 
 extern void outbox_lanes_count(int *lanes, int *in_use);
-extern bool outbox_lane_wanted(const OutboxLaneFilter *filter, int64 lane);
 extern bool outbox_lanes_list(Oid relid, const OutboxLaneFilter *filter,
 							  TimestampTz now, OutboxScanKind kind,
 							  int64 **lanes, int *nlanes);
@@ -100,4 +87,4 @@ extern bool outbox_doubts_may_exist(Oid relid, uint32 *seen);
 extern void outbox_doubts_report(Oid relid);
 extern void outbox_doubts_none(Oid relid, uint32 seen);
 
-#endif							/* OUTBOX_DIRECTORY_H */
+#endif							/* OUTBOX_LANE_DIRECTORY_H */

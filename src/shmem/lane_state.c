@@ -11,7 +11,7 @@
 
 #include "utils/timestamp.h"
 
-#include "shmem/lane_directory.h"
+#include "outbox.h"
 #include "shmem/lane_state.h"
 
 /* Holes of one transaction this close to each other become one. */
@@ -203,19 +203,6 @@ outbox_lane_add_bucket(OutboxLane *slot, const OutboxBucket *bucket)
 		at--;
 	}
 	slot->buckets[at] = *bucket;
-}
-
-/* When will there be anything to do in this lane? */
-void
-outbox_lane_set_wake_at(OutboxLane *slot)
-{
-	TimestampTz wake_at = slot->next_due;
-
-	if (slot->nholes > 0 || !slot->leases_known)
-		wake_at = PG_INT64_MIN;
-	for (int i = 0; i < slot->nbuckets; i++)
-		wake_at = Min(wake_at, slot->buckets[i].due);
-	pg_atomic_write_u64(&outbox_directory_entry(slot)->wake_at, (uint64) wake_at);
 }
 
 /* Where in the lane's list is this very hole? */

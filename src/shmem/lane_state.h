@@ -61,7 +61,6 @@ typedef struct OutboxLane
 extern void outbox_lane_reset(OutboxLane *slot);
 extern bool outbox_lane_is_quiet(const OutboxLane *slot);
 extern bool outbox_lane_is_watched(const OutboxLane *slot);
-extern void outbox_lane_set_wake_at(OutboxLane *slot);
 extern void outbox_lane_lower_cursor(OutboxLane *slot, OutboxKey key);
 extern bool outbox_lane_add_hole(OutboxLane *slot, const OutboxHole *hole);
 extern void outbox_lane_drop_hole(OutboxLane *slot, const OutboxHole *hole,

@@ -15,11 +15,13 @@
 
 #include "access/transam.h"
 #include "access/xact.h"
-#include "utils/memutils.h"
 
+#include "outbox.h"
 #include "shmem/lane_directory.h"
+#include "shmem/lane_state.h"
 #include "shmem/lane_xact.h"
 #include "shmem/wake.h"
+#include "util/grow.h"
 
 /* How far back to look for a range that a key can be added to. */
 #define LOOK_BACK 8
@@ -64,21 +66,6 @@ static HeldWatch *watches = NULL;
 static int	nwatches = 0;
 static int	max_watches = 0;
 
-/* Room for one more element. */
-static void *
-reserve(void *array, int n, int *max, Size size)
-{
-	if (n < *max)
-		return array;
-	if (array == NULL)
-	{
-		*max = 16;
-		return MemoryContextAlloc(TopMemoryContext, *max * size);
-	}
-	*max *= 2;
-	return repalloc_huge(array, *max * size);
-}
-
 /* ---------------------------------------------------------------------- */
 /* Changes                                                                */
 /* ---------------------------------------------------------------------- */
@@ -101,25 +88,32 @@ outbox_lane_note_change(Oid relid, int64 lane, OutboxKey key)
 			return;
 		}
 	}
-	changes = reserve(changes, nchanges, &max_changes, sizeof(OwnChange));
+	changes = outbox_grow_in(TopMemoryContext, changes, nchanges, &max_changes,
+							 sizeof(OwnChange));
 	changes[nchanges++] = OUTBOX_MAKE(OwnChange, relid, lane, key, key, xid, false);
 }
 
-/* A scan of ours cannot see them: have it leave holes for them. */
-void
-outbox_lane_add_own_changes(OutboxLaneScan *scan)
+/*
+ * Read the changes to a lane that have not been read yet, one a call: a scan
+ * of ours cannot see what they left, and must leave holes for them.  *next
+ * counts up from 0.  False when there are no more.
+ */
+bool
+outbox_lane_own_change(Oid relid, int64 lane, int *next, OutboxHole *hole)
 {
-	for (int i = 0; i < nchanges; i++)
+	while (*next < nchanges)
 	{
-		OwnChange  *change = &changes[i];
+		OwnChange  *change = &changes[(*next)++];
 
-		if (change->lane != scan->lane || change->relid != scan->relid ||
+		if (change->lane != lane || change->relid != relid ||
 			change->published)
 			continue;
-		outbox_lane_found_range(scan, &OUTBOX_MAKE(OutboxHole, change->lo, change->hi,
-												   change->xid, true));
 		change->published = true;
+		*hole = OUTBOX_MAKE(OutboxHole, change->lo, change->hi, change->xid,
+							true);
+		return true;
 	}
+	return false;
 }
 
 /* ---------------------------------------------------------------------- */
@@ -138,7 +132,8 @@ outbox_lane_remember_claim(OutboxLane *slot, Oid relid, int64 lane,
 	}
 	/* if we roll back, those who wait for the lane are told then */
 	outbox_wake_prepare();
-	claims = reserve(claims, nclaims, &max_claims, sizeof(OwnClaim));
+	claims = outbox_grow_in(TopMemoryContext, claims, nclaims, &max_claims,
+							sizeof(OwnClaim));
 	claims[nclaims++] = OUTBOX_MAKE(OwnClaim, slot, relid, lane, xid);
 }
 
@@ -171,7 +166,8 @@ close_holes(const OwnClaim *claim)
 void
 outbox_lane_reserve_watch(void)
 {
-	watches = reserve(watches, nwatches, &max_watches, sizeof(HeldWatch));
+	watches = outbox_grow_in(TopMemoryContext, watches, nwatches, &max_watches,
+							 sizeof(HeldWatch));
 }
 
 void

@@ -5,10 +5,12 @@
 #ifndef OUTBOX_LANE_XACT_H
 #define OUTBOX_LANE_XACT_H
 
-#include "shmem/lane.h"
+#include "outbox.h"
+#include "shmem/lane_state.h"
 
 extern void outbox_lane_note_change(Oid relid, int64 lane, OutboxKey key);
-extern void outbox_lane_add_own_changes(OutboxLaneScan *scan);
+extern bool outbox_lane_own_change(Oid relid, int64 lane, int *next,
+								   OutboxHole *hole);
 extern void outbox_lane_remember_claim(OutboxLane *slot, Oid relid, int64 lane,
 									   TransactionId xid);
 

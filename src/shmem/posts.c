@@ -1,5 +1,5 @@
 /*
- * workers.c
+ * posts.c
  *	  What the launcher, the workers, and those who have work for them share.
  *
  * A post is a place where a worker may be needed.  The launcher makes posts
@@ -23,11 +23,9 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
-#include "shmem/lane_directory.h"
-#include "util/guc.h"
-#include "util/hash.h"
-#include "shmem/shmem.h"
 #include "shmem/posts.h"
+#include "shmem/shmem.h"
+#include "util/guc.h"
 
 /* While the block of shared memory is made. */
 void

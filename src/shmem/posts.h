@@ -1,9 +1,9 @@
 /*
- * workers.h
+ * posts.h
  *	  What the launcher, the workers, and those who have work for them share.
  */
-#ifndef OUTBOX_WORKERS_H
-#define OUTBOX_WORKERS_H
+#ifndef OUTBOX_POSTS_H
+#define OUTBOX_POSTS_H
 
 #include "postgres.h"
 
@@ -78,4 +78,4 @@ extern void outbox_workers_call(Oid dbid, bool look_for_database);
 extern void outbox_workers_due(TimestampTz at);
 extern void outbox_workers_lease(TimestampTz ends);
 
-#endif							/* OUTBOX_WORKERS_H */
+#endif							/* OUTBOX_POSTS_H */

@@ -24,18 +24,17 @@
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
-#include "util/guc.h"
-#include "shmem/lane_directory.h"
-#include "shmem/lane.h"
-#include "shmem/shmem.h"
-
 #if PG_VERSION_NUM >= 170000
 #include "storage/dsm_registry.h"
 #endif
 
+#include "shmem/shmem.h"
+#include "util/guc.h"
+
 /* Counts changes of the layout that do not change its size. */
 #define LAYOUT 1
 
+static const OutboxShmemLayout *layout = NULL;
 static OutboxShared *shared_block = NULL;
 static bool shared_ready = false;	/* it is there, or known not to be */
 static bool preloaded = false;
@@ -53,7 +52,7 @@ block_name(void)
 	static char name[SHMEM_INDEX_KEYSIZE];
 
 	snprintf(name, sizeof(name), "outbox %s %d %zu", OUTBOX_VERSION, LAYOUT,
-			 outbox_directory_size(1));
+			 layout->size(1));
 	return name;
 }
 
@@ -62,7 +61,7 @@ request_shmem(void)
 {
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
-	RequestAddinShmemSpace(outbox_directory_size(outbox_max_lanes));
+	RequestAddinShmemSpace(layout->size(outbox_max_lanes));
 }
 
 static void
@@ -75,19 +74,22 @@ start_shmem(void)
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	shared_block = ShmemInitStruct(block_name(),
-								   outbox_directory_size(outbox_max_lanes),
+								   layout->size(outbox_max_lanes),
 								   &found);
 	if (!found)
-		outbox_directory_init(shared_block, outbox_max_lanes);
+		layout->init(shared_block, outbox_max_lanes);
 	LWLockRelease(AddinShmemInitLock);
 	/* not later: the first use can be at the end of a transaction */
 	LWLockRegisterTranche(shared_block->tranche, "outbox");
 }
 
-/* From _PG_init, when the library is preloaded. */
+/* From _PG_init; preload: the library is being preloaded. */
 void
-outbox_shmem_preload(void)
+outbox_shmem_init(const OutboxShmemLayout *block_layout, bool preload)
 {
+	layout = block_layout;
+	if (!preload)
+		return;
 	preloaded = true;
 	prev_shmem_request_hook = shmem_request_hook;
 	shmem_request_hook = request_shmem;
@@ -100,7 +102,7 @@ outbox_shmem_preload(void)
 static void
 init_segment(void *ptr)
 {
-	outbox_directory_init(ptr, OUTBOX_DEFAULT_LANES);
+	layout->init(ptr, OUTBOX_DEFAULT_LANES);
 }
 
 static OutboxShared *
@@ -109,7 +111,7 @@ attach_segment(void)
 	bool		found;
 
 	return GetNamedDSMSegment(block_name(),
-							  outbox_directory_size(OUTBOX_DEFAULT_LANES),
+							  layout->size(OUTBOX_DEFAULT_LANES),
 							  init_segment, &found);
 }
 
@@ -118,7 +120,7 @@ attach_segment(void)
 static OutboxShared *
 attach_segment(void)
 {
-	Size		size = outbox_directory_size(OUTBOX_DEFAULT_LANES);
+	Size		size = layout->size(OUTBOX_DEFAULT_LANES);
 	dsm_handle *handle;
 	dsm_segment *segment;
 	bool		found;
@@ -132,8 +134,7 @@ attach_segment(void)
 		segment = dsm_create(size, DSM_CREATE_NULL_IF_MAXSEGMENTS);
 		if (segment != NULL)
 		{
-			outbox_directory_init(dsm_segment_address(segment),
-								  OUTBOX_DEFAULT_LANES);
+			layout->init(dsm_segment_address(segment), OUTBOX_DEFAULT_LANES);
 			dsm_pin_segment(segment);
 			*handle = dsm_segment_handle(segment);
 		}

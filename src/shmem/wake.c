@@ -32,13 +32,13 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "compat.h"
+#include "outbox.h"
 #include "shmem/lane_directory.h"
-#include "util/guc.h"
-#include "util/hash.h"
+#include "shmem/posts.h"
 #include "shmem/shmem.h"
 #include "shmem/wake.h"
-#include "shmem/posts.h"
+#include "util/guc.h"
+#include "util/hash.h"
 
 /* More lanes than this are as good as all. */
 #define MAX_NOTES 32

@@ -11,7 +11,7 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 
-struct OutboxLaneFilter;
+#include "util/hash.h"
 
 #define OUTBOX_MAX_WAITERS 256
 #define OUTBOX_WAITER_TOPICS 16
@@ -50,10 +50,10 @@ extern void outbox_wake_note_lease(TimestampTz ends);
 extern void outbox_wake_now(void);
 extern void outbox_wake_xact_end(bool prepared);
 
-extern bool outbox_wait_begin(Oid relid, const struct OutboxLaneFilter *filter,
+extern bool outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter,
 							  int64 owner_lane);
 extern void outbox_wait_arm(void);
-extern void outbox_wait_sleep(Oid relid, const struct OutboxLaneFilter *filter,
+extern void outbox_wait_sleep(Oid relid, const OutboxLaneFilter *filter,
 							  bool registered, TimestampTz deadline);
 extern void outbox_wait_end(void);
 

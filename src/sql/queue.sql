@@ -1,4 +1,4 @@
--- queue.sql: messages that are not finished. Serves table.c, scan.c, stream.c,
+-- queue.sql: messages that are not finished. Serves table.c, walk.c, stream.c,
 -- dedupe.c and trigger.c, which know the columns by their numbers.
 
 -- What a claim changes comes first and has a fixed width; none of it is in an

@@ -4,6 +4,7 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "utils/inval.h"
@@ -11,7 +12,7 @@
 #include "utils/syscache.h"
 
 #include "outbox.h"
-#include "table/table.h"
+#include "table/catalog.h"
 
 static OutboxCatalog catalog;
 static bool catalog_valid = false;

@@ -1,5 +1,5 @@
 /*
- * turn.c
+ * keylock.c
  *	  Taking turns at something named by a hash: a dedupe key, a stream.
  *
  * Two transactions that want the same key, or to enqueue in the same stream,
@@ -36,7 +36,7 @@ set_tag(LOCKTAG *tag, Oid relid, uint32 hash)
 }
 
 void
-outbox_turn_take(Oid relid, uint32 hash)
+outbox_keylock_acquire(Oid relid, uint32 hash)
 {
 	LOCKTAG		tag;
 
@@ -45,7 +45,7 @@ outbox_turn_take(Oid relid, uint32 hash)
 }
 
 void
-outbox_turn_release(Oid relid, uint32 hash)
+outbox_keylock_release(Oid relid, uint32 hash)
 {
 	LOCKTAG		tag;
 
@@ -53,9 +53,34 @@ outbox_turn_release(Oid relid, uint32 hash)
 	LockRelease(&tag, ExclusiveLock, false);
 }
 
+/*
+ * Try something that only one transaction may do at a time, until the attempt
+ * is decided: each attempt is made under the key's lock, and when it reports
+ * an undecided transaction, that one is waited for without the lock.
+ */
+void
+outbox_keylock_decide(Oid relid, uint32 hash, OutboxKeyAttempt attempt,
+					  void *arg)
+{
+	for (;;)
+	{
+		TransactionId blocker = InvalidTransactionId;
+		bool		decided;
+
+		CHECK_FOR_INTERRUPTS();
+		outbox_keylock_acquire(relid, hash);
+		decided = attempt(arg, &blocker);
+		outbox_keylock_release(relid, hash);
+		if (decided)
+			return;
+		if (TransactionIdIsValid(blocker))
+			outbox_xact_wait(blocker);
+	}
+}
+
 /* Wait for the end of a transaction whose row is before ours. */
 void
-outbox_turn_wait(TransactionId xid)
+outbox_xact_wait(TransactionId xid)
 {
 	XactLockTableWait(xid, NULL, NULL, XLTW_None);
 }
@@ -65,7 +90,7 @@ outbox_turn_wait(TransactionId xid)
  * its number has come here with a dump.
  */
 bool
-outbox_turn_is_over(TransactionId xid)
+outbox_xact_has_ended(TransactionId xid)
 {
 	return !TransactionIdPrecedes(xid, ReadNextTransactionId()) ||
 		!TransactionIdIsInProgress(xid);

@@ -1,15 +1,23 @@
 /*
- * turn.h
+ * keylock.h
  *	  Taking turns at something named by a hash.
  */
-#ifndef OUTBOX_TURN_H
-#define OUTBOX_TURN_H
+#ifndef OUTBOX_KEYLOCK_H
+#define OUTBOX_KEYLOCK_H
 
 #include "postgres.h"
 
-extern void outbox_turn_take(Oid relid, uint32 hash);
-extern void outbox_turn_release(Oid relid, uint32 hash);
-extern void outbox_turn_wait(TransactionId xid);
-extern bool outbox_turn_is_over(TransactionId xid);
+/*
+ * An attempt under a key's lock.  False if it depends on *blocker, which has
+ * not ended; or on nothing in particular, if that is invalid.
+ */
+typedef bool (*OutboxKeyAttempt) (void *arg, TransactionId *blocker);
 
-#endif							/* OUTBOX_TURN_H */
+extern void outbox_keylock_decide(Oid relid, uint32 hash,
+								  OutboxKeyAttempt attempt, void *arg);
+extern void outbox_keylock_acquire(Oid relid, uint32 hash);
+extern void outbox_keylock_release(Oid relid, uint32 hash);
+extern void outbox_xact_wait(TransactionId xid);
+extern bool outbox_xact_has_ended(TransactionId xid);
+
+#endif							/* OUTBOX_KEYLOCK_H */

@@ -14,6 +14,7 @@
 #include "utils/snapmgr.h"
 
 #include "compat.h"
+#include "table/probe.h"
 #include "table/table.h"
 
 /* Prepare to look up rows by the first column of a unique index. */
@@ -86,6 +87,20 @@ outbox_probe(OutboxProbe *probe, Datum key, TupleTableSlot *slot,
 		 */
 		CHECK_FOR_INTERRUPTS();
 	}
+}
+
+/* Look up a single row: outbox_probe() between a begin and an end. */
+bool
+outbox_find_row(OutboxTable *table, Oid index, Datum key,
+				TupleTableSlot *slot, TransactionId *blocker)
+{
+	OutboxProbe probe;
+	bool		found;
+
+	outbox_probe_begin(&probe, table, index);
+	found = outbox_probe(&probe, key, slot, blocker);
+	outbox_probe_end(&probe);
+	return found;
 }
 
 /* Prepare to read all rows with this key, the index not being unique. */

@@ -32,8 +32,10 @@
 #include "commands/trigger.h"
 #include "miscadmin.h"
 #include "nodes/primnodes.h"
+#include "storage/lmgr.h"
 #include "storage/procarray.h"
 #include "utils/acl.h"
+#include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -43,10 +45,11 @@
 #include "utils/syscache.h"
 
 #include "compat.h"
-#include "util/guc.h"
-#include "outbox.h"
+#include "table/catalog.h"
+#include "table/columns.h"
 #include "table/table.h"
 #include "table/table_sql.h"
+#include "util/guc.h"
 
 /* Our triggers and constraints are called outbox_... */
 #define OUR_PREFIX "outbox_"
@@ -289,6 +292,10 @@ build_info(Relation rel, int natts)
 	return info;
 }
 
+/*
+ * What is known of a table, which the caller has locked.  It stays as it is
+ * until the end of the transaction.
+ */
 static OutboxTableInfo *
 get_info(Relation rel, int natts)
 {
@@ -298,32 +305,42 @@ get_info(Relation rel, int natts)
 
 	if (table_infos == NULL)
 	{
-		HASHCTL		ctl = {.keysize = sizeof(Oid),
-			.entrysize = sizeof(OutboxTableEntry),
-		.hcxt = CacheMemoryContext};
+		HASHCTL		ctl;
 
+		memset(&ctl, 0, sizeof(ctl));
+		ctl.keysize = sizeof(Oid);
+		ctl.entrysize = sizeof(OutboxTableEntry);
+		ctl.hcxt = CacheMemoryContext;
 		table_infos = hash_create("outbox tables", 16, &ctl,
 								  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 	}
+	Assert(CheckRelationLockedByMe(rel, AccessShareLock, true));
 	entry = hash_search(table_infos, &relid, HASH_ENTER, &found);
 	if (!found)
 	{
 		entry->changes = 0;
 		entry->info = NULL;
 	}
-	while (entry->info == NULL || entry->info_changes != entry->changes)
+	if (entry->info == NULL || entry->info_changes != entry->changes)
 	{
+		uint32		changes = entry->changes;
+		OutboxTableInfo *info = build_info(rel, natts);
+
+		/*
+		 * An invalidation that came in while we built is for the next call:
+		 * what has changed since the table was locked is nothing that an open
+		 * table must know, as it is for the relcache itself.
+		 */
+		entry = hash_search(table_infos, &relid, HASH_FIND, NULL);
 		if (entry->info != NULL)
 		{
 			MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
 			stale_contexts = lappend(stale_contexts, entry->info->context);
 			MemoryContextSwitchTo(old);
-			entry->info = NULL;
 		}
-		/* an invalidation that comes in while we build sends us round again */
-		entry->info_changes = entry->changes;
-		entry->info = build_info(rel, natts);
+		entry->info = info;
+		entry->info_changes = changes;
 	}
 	return entry->info;
 }
@@ -351,6 +368,12 @@ outbox_table_open(OutboxTable *table, Oid relid, int natts)
 	Relation	rel = outbox_relation_open(relid, RowExclusiveLock);
 	OutboxTableInfo *info = get_info(rel, natts);
 
+	if (RelationGetDescr(rel)->natts < natts)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" lacks columns that this version of the outbox library needs",
+						RelationGetRelationName(rel)),
+				 errhint("Run ALTER EXTENSION outbox UPDATE.")));
 	table->rel = rel;
 	table->store = NULL;
 	table->natts = natts;
@@ -598,29 +621,77 @@ row_result(TM_Result result, TupleTableSlot *old,
 	}
 }
 
-/*
- * Somebody has his hand on this row.  If he has but locked it, take a lock of
- * our own, if we can have it at once: he may be ourselves, or only want the
- * row not to be deleted.
- */
+/* Was the server built with assertions? */
 static bool
-lock_beside(OutboxTable *table, TupleTableSlot *old)
+server_asserts(void)
 {
-	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) old;
+	static int	asserts = -1;
+
+	if (asserts < 0)
+		asserts = strcmp(GetConfigOption("debug_assertions", false, false), "on") == 0;
+	return asserts > 0;
+}
+
+/* Lock a row that is to be updated, unless another transaction has it. */
+static TM_Result
+lock_row(OutboxTable *table, TupleTableSlot *old, TM_FailureData *failure)
+{
 	ItemPointerData tid = old->tts_tid;
-	TupleTableSlot *locked;
-	TM_FailureData failure;
+	TupleTableSlot *locked = outbox_table_slot(table);
 	TM_Result	result;
 
-	if (!HEAP_XMAX_IS_LOCKED_ONLY(slot->base.tuple->t_data->t_infomask))
-		return false;
-	locked = outbox_table_slot(table);
 	result = table_tuple_lock(table->rel, &tid, SnapshotAny, locked,
 							  GetCurrentCommandId(true),
 							  LockTupleNoKeyExclusive, LockWaitSkip, 0,
-							  &failure);
+							  failure);
 	ExecDropSingleTupleTableSlot(locked);
-	return result == TM_Ok;
+	return result;
+}
+
+/*
+ * Has this row only been locked?  Then the lock may be our own, or one that
+ * does not conflict with an update (FOR KEY SHARE), which heap_update() does
+ * not look into unless it may wait.
+ */
+static bool
+is_only_locked(TupleTableSlot *old)
+{
+	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) old;
+
+	return HEAP_XMAX_IS_LOCKED_ONLY(slot->base.tuple->t_data->t_infomask);
+}
+
+/*
+ * Update a row without waiting for another transaction.
+ *
+ * heap_update() does that, and answers TM_BeingModified.  But in a server
+ * built with assertions it insists that no caller wants it, so there the row
+ * is locked first, which costs a WAL record more.
+ */
+static TM_Result
+update_without_wait(OutboxTable *table, TupleTableSlot *old,
+					TupleTableSlot *row, TM_FailureData *failure,
+					OutboxUpdateIndexes *update_indexes)
+{
+	CommandId	cid = GetCurrentCommandId(true);
+	LockTupleMode lockmode;
+	TM_Result	result = TM_BeingModified;
+
+	if (!server_asserts())
+	{
+		result = table_tuple_update(table->rel, &old->tts_tid, row, cid,
+									InvalidSnapshot, InvalidSnapshot, false,
+									failure, &lockmode, update_indexes);
+		if (result != TM_BeingModified || !is_only_locked(old))
+			return result;
+	}
+	result = lock_row(table, old, failure);
+	if (result != TM_Ok)
+		return result;
+	/* the lock is ours, so there is nothing left to wait for */
+	return table_tuple_update(table->rel, &old->tts_tid, row, cid,
+							  InvalidSnapshot, InvalidSnapshot, true,
+							  failure, &lockmode, update_indexes);
 }
 
 /*
@@ -639,15 +710,14 @@ outbox_table_update(OutboxTable *table, TupleTableSlot *old,
 
 	if (!table->direct)
 		return outbox_sql_update(table, old, row, wait, blocker);
-	result = table_tuple_update(table->rel, &old->tts_tid, row,
-								GetCurrentCommandId(true), InvalidSnapshot,
-								InvalidSnapshot, wait, &failure, &lockmode,
-								&update_indexes);
-	if (result == TM_BeingModified && lock_beside(table, old))
+	if (wait)
 		result = table_tuple_update(table->rel, &old->tts_tid, row,
 									GetCurrentCommandId(true), InvalidSnapshot,
 									InvalidSnapshot, true, &failure, &lockmode,
 									&update_indexes);
+	else
+		result = update_without_wait(table, old, row, &failure,
+									 &update_indexes);
 	if (result == TM_Ok && OUTBOX_UPDATE_NEEDS_INDEXES(update_indexes))
 		insert_index_entries(table, row, old);
 	return row_result(result, old, &failure, blocker);

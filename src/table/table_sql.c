@@ -17,6 +17,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
+#include "table/table.h"
 #include "table/table_sql.h"
 
 typedef enum StatementKind

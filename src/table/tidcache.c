@@ -1,5 +1,5 @@
 /*
- * hint.c
+ * tidcache.c
  *	  Where this backend has last seen the messages that it claimed.
  *
  * A worker usually settles on the connection on which it has claimed, and
@@ -12,11 +12,15 @@
 
 #include "access/tableam.h"
 #include "storage/bufmgr.h"
+#include "storage/lmgr.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
-#include "table/tidcache.h"
 #include "outbox.h"
+#include "table/columns.h"
+#include "table/probe.h"
+#include "table/table.h"
+#include "table/tidcache.h"
 
 #define MAX_HINTS 4096			/* a power of 2 */
 
@@ -36,14 +40,16 @@ hint_for(int64 id)
 }
 
 void
-outbox_hint_remember(Oid relid, int64 id, ItemPointer tid)
+outbox_tid_remember(Oid relid, int64 id, ItemPointer tid)
 {
-	*hint_for(id) = OUTBOX_MAKE(Hint, id, relid, *tid);
+	/* a row that was written by a statement has none */
+	if (ItemPointerIsValid(tid))
+		*hint_for(id) = OUTBOX_MAKE(Hint, id, relid, *tid);
 }
 
 /* How far hints can be followed, now that the table is locked. */
 BlockNumber
-outbox_hint_end(OutboxTable *queue)
+outbox_tid_end(OutboxTable *queue)
 {
 	return RelationGetNumberOfBlocks(queue->rel);
 }
@@ -53,8 +59,8 @@ outbox_hint_end(OutboxTable *queue)
  * do; false if there is no such.
  */
 bool
-outbox_hint_fetch(OutboxTable *queue, BlockNumber end, int64 id,
-				  TupleTableSlot *slot)
+outbox_tid_fetch(OutboxTable *queue, BlockNumber end, int64 id,
+				 TupleTableSlot *slot)
 {
 	Hint	   *hint = hint_for(id);
 	SnapshotData dirty;
@@ -62,6 +68,7 @@ outbox_hint_fetch(OutboxTable *queue, BlockNumber end, int64 id,
 	if (hint->id != id || hint->relid != RelationGetRelid(queue->rel) ||
 		ItemPointerGetBlockNumber(&hint->tid) >= end)
 		return false;
+	Assert(CheckRelationLockedByMe(queue->rel, AccessShareLock, true));
 	InitDirtySnapshot(dirty);
 	return table_tuple_fetch_row_version(queue->rel, &hint->tid, &dirty, slot) &&
 		!TransactionIdIsValid(outbox_row_writer(&dirty)) &&

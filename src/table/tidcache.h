@@ -1,15 +1,15 @@
 /*
- * hint.h
+ * tidcache.h
  *	  Where this backend has last seen the messages that it claimed.
  */
-#ifndef OUTBOX_HINT_H
-#define OUTBOX_HINT_H
+#ifndef OUTBOX_TIDCACHE_H
+#define OUTBOX_TIDCACHE_H
 
 #include "table/table.h"
 
-extern void outbox_hint_remember(Oid relid, int64 id, ItemPointer tid);
-extern BlockNumber outbox_hint_end(OutboxTable *queue);
-extern bool outbox_hint_fetch(OutboxTable *queue, BlockNumber end, int64 id,
-							  TupleTableSlot *slot);
+extern void outbox_tid_remember(Oid relid, int64 id, ItemPointer tid);
+extern BlockNumber outbox_tid_end(OutboxTable *queue);
+extern bool outbox_tid_fetch(OutboxTable *queue, BlockNumber end, int64 id,
+							 TupleTableSlot *slot);
 
-#endif							/* OUTBOX_HINT_H */
+#endif							/* OUTBOX_TIDCACHE_H */

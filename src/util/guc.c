@@ -15,10 +15,8 @@
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
 
-#include "util/guc.h"
-#include "shmem/lane_directory.h"
-#include "shmem/lane.h"
 #include "outbox.h"
+#include "util/guc.h"
 
 int			outbox_lease_seconds = 30;
 int			outbox_batch_size = 50;

@@ -7,6 +7,9 @@
 
 #include "postgres.h"
 
+#define OUTBOX_DEFAULT_LANES 256
+#define OUTBOX_LIMIT_LANES 16384
+
 /* How workers divide their time among databases. */
 typedef enum OutboxSelectionStrategy
 {

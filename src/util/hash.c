@@ -1,5 +1,5 @@
 /*
- * key.c
+ * hash.c
  *	  Stable hashes: lanes, partitions and dedupe keys.
  *
  * These values are stored, so they must never depend on the PostgreSQL
@@ -23,6 +23,7 @@
 #include "common/sha2.h"
 #include "mb/pg_wchar.h"
 
+#include "compat.h"
 #include "util/hash.h"
 
 static uint64
@@ -152,4 +153,21 @@ outbox_dedupe_digest(const text *namespace, const text *topic,
 	if (!ok)
 		elog(ERROR, "could not compute the digest of a dedupe key");
 	memcpy(digest->data, sha, UUID_LEN);
+}
+
+/* Does a lane pass a filter? */
+bool
+outbox_lane_wanted(const OutboxLaneFilter *filter, int64 lane)
+{
+	if (filter->namespace_hash != NULL &&
+		outbox_lane_namespace(lane) != *filter->namespace_hash)
+		return false;
+	if (filter->topic_hashes == NULL)
+		return true;
+	for (int i = 0; i < filter->ntopics; i++)
+	{
+		if (outbox_lane_topic(lane) == filter->topic_hashes[i])
+			return true;
+	}
+	return false;
 }

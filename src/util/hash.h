@@ -1,9 +1,9 @@
 /*
- * key.h
+ * hash.h
  *	  Stable hashes: lanes, partitions and dedupe keys.
  */
-#ifndef OUTBOX_KEY_H
-#define OUTBOX_KEY_H
+#ifndef OUTBOX_HASH_H
+#define OUTBOX_HASH_H
 
 #include "postgres.h"
 
@@ -47,4 +47,14 @@ outbox_lane_is_topic(int64 lane)
 	return lane >= 0;
 }
 
-#endif							/* OUTBOX_KEY_H */
+/* Which lanes a caller wants; NULL or 0 means any. */
+typedef struct OutboxLaneFilter
+{
+	const uint32 *namespace_hash;
+	const uint32 *topic_hashes;
+	int			ntopics;
+} OutboxLaneFilter;
+
+extern bool outbox_lane_wanted(const OutboxLaneFilter *filter, int64 lane);
+
+#endif							/* OUTBOX_HASH_H */

@@ -1,5 +1,5 @@
 /*
- * elsewhere.c
+ * errand.c
  *	  Running a statement in the database of pg_cron.
  *
  * pg_cron can be called only in the database it lives in.  So a background
@@ -15,7 +15,7 @@
 #include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "executor/spi.h"
-#include "fmgr.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/dsm.h"
@@ -25,10 +25,9 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 
-#include "api/args.h"
-#include "worker/background.h"
 #include "compat.h"
-#include "worker/worker.h"
+#include "worker/background.h"
+#include "worker/errand.h"
 
 /* What is to be done, and how it went. */
 typedef struct Errand
@@ -41,6 +40,16 @@ typedef struct Errand
 	char		hint[256];
 	char		statement[FLEXIBLE_ARRAY_MEMBER];
 } Errand;
+
+/* Copy a message, cut between characters if it is too long. */
+static void
+copy_text(char *to, size_t size, const char *from)
+{
+	int			len = pg_mbcliplen(from, strlen(from), size - 1);
+
+	memcpy(to, from, len);
+	to[len] = '\0';
+}
 
 static void
 run_statement(Errand *errand)
@@ -90,14 +99,15 @@ outbox_errand_main(Datum arg)
 		edata = CopyErrorData();
 		FlushErrorState();
 		errand->sqlerrcode = edata->sqlerrcode;
-		strlcpy(errand->message, edata->message, sizeof(errand->message));
+		copy_text(errand->message, sizeof(errand->message), edata->message);
 		if (edata->hint != NULL)
-			strlcpy(errand->hint, edata->hint, sizeof(errand->hint));
+			copy_text(errand->hint, sizeof(errand->hint), edata->hint);
 	}
 	PG_END_TRY();
 	proc_exit(0);
 }
 
+/* Start the process, and wait until it has ended. */
 static void
 send_worker(dsm_segment *segment)
 {
@@ -120,23 +130,19 @@ send_worker(dsm_segment *segment)
 }
 
 /*
- * outbox._run_elsewhere(database name, statement text, as_owner boolean)
- *		RETURNS void
+ * Run a statement in another database, as a role; what goes wrong there is
+ * raised here.  It is committed there whatever becomes of our transaction.
  */
-PG_FUNCTION_INFO_V1(outbox_run_elsewhere);
-Datum
-outbox_run_elsewhere(PG_FUNCTION_ARGS)
+void
+outbox_errand_run(const char *database, Oid roleid, const char *statement)
 {
-	const char *database = NameStr(*PG_GETARG_NAME(0));
-	char	   *statement = text_to_cstring(PG_GETARG_TEXT_PP(1));
 	Size		size = offsetof(Errand, statement) + strlen(statement) + 1;
 	dsm_segment *segment = dsm_create(size, 0);
 	Errand	   *errand = dsm_segment_address(segment);
 
 	memset(errand, 0, size);
 	errand->dbid = get_database_oid(database, false);
-	/* definers' functions call us: the user is the extension's owner */
-	errand->roleid = PG_GETARG_BOOL(2) ? GetUserId() : GetSessionUserId();
+	errand->roleid = roleid;
 	strcpy(errand->statement, statement);
 	send_worker(segment);
 	if (!errand->done)
@@ -148,5 +154,4 @@ outbox_run_elsewhere(PG_FUNCTION_ARGS)
 						"the background process has ended; see the server log"),
 				 errand->hint[0] != '\0' ? errhint("%s", errand->hint) : 0));
 	dsm_detach(segment);
-	PG_RETURN_VOID();
 }

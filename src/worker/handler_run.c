@@ -41,14 +41,16 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#include "worker/background.h"
 #include "core/claim.h"
-#include "compat.h"
-#include "util/guc.h"
+#include "core/settle.h"
+#include "outbox.h"
 #include "queue/handler.h"
 #include "queue/message.h"
-#include "core/settle.h"
+#include "table/catalog.h"
+#include "table/columns.h"
 #include "table/table.h"
+#include "worker/background.h"
+#include "worker/handler_run.h"
 
 /* Messages whose function is gone are looked at again after this time. */
 #define VANISHED_DELAY_MS 30000
@@ -69,72 +71,6 @@ typedef struct Tasks
 	int			lease_seconds;
 	List	   *list;
 } Tasks;
-
-/* ---------------------------------------------------------------------- */
-/* Rights                                                                 */
-/* ---------------------------------------------------------------------- */
-
-/* Can a worker connect as this role?  Since 17 it may, whatever the role. */
-bool
-outbox_handler_role_connects(Oid roleid)
-{
-#if PG_VERSION_NUM >= 170000
-	return true;
-#else
-	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(roleid));
-	bool		result;
-
-	if (!HeapTupleIsValid(tuple))
-		return false;
-	result = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
-	ReleaseSysCache(tuple);
-	return result;
-#endif
-}
-
-/*
- * Is this role a superuser by now?  Not what the caches say: a worker can be
- * called by the very commit that makes it one, before they are told.
- */
-static bool
-is_superuser_now(Oid roleid)
-{
-	Relation	rel = table_open(AuthIdRelationId, AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	bool		result;
-
-	ScanKeyInit(&key, Anum_pg_authid_oid, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(roleid));
-	scan = systable_beginscan(rel, AuthIdOidIndexId, true, snapshot, 1, &key);
-	tuple = systable_getnext(scan);
-	result = HeapTupleIsValid(tuple) &&
-		((Form_pg_authid) GETSTRUCT(tuple))->rolsuper;
-	systable_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	table_close(rel, AccessShareLock);
-	return result;
-}
-
-/* May this role have handlers? */
-bool
-outbox_handler_role_allowed(Oid roleid)
-{
-	return outbox_allow_superuser_handlers || !is_superuser_now(roleid);
-}
-
-bool
-outbox_function_may_be_called(Oid function, Oid roleid)
-{
-#if PG_VERSION_NUM >= 160000
-	return object_aclcheck(ProcedureRelationId, function, roleid,
-						   ACL_EXECUTE) == ACLCHECK_OK;
-#else
-	return pg_proc_aclcheck(function, roleid, ACL_EXECUTE) == ACLCHECK_OK;
-#endif
-}
 
 /* ---------------------------------------------------------------------- */
 /* Claiming                                                               */

@@ -28,12 +28,12 @@
 #include "utils/varlena.h"
 #include "utils/wait_event.h"
 
-#include "worker/background.h"
 #include "shmem/lane_directory.h"
-#include "util/guc.h"
-#include "outbox.h"
-#include "worker/worker.h"
 #include "shmem/posts.h"
+#include "util/guc.h"
+#include "worker/background.h"
+#include "worker/launcher.h"
+#include "worker/worker.h"
 
 /* When a worker fails, the next one is started after a growing delay. */
 #define RETRY_MIN_MS 1000

@@ -10,7 +10,7 @@
  *
  * A worker stays while there is something to do, and a moment longer, because
  * starting one takes milliseconds; then it leaves, so that nobody finds the
- * database in use.  What calls it back is described in workers.c.
+ * database in use.  What calls it back is described in posts.c.
  */
 #include "postgres.h"
 
@@ -33,19 +33,18 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "worker/background.h"
 #include "compat.h"
-#include "shmem/lane_directory.h"
-#include "util/guc.h"
+#include "core/reap.h"
 #include "queue/handler.h"
-#include "util/hash.h"
-#include "shmem/lane.h"
-#include "outbox.h"
 #include "queue/policy.h"
-#include "core/settle.h"
-#include "table/table.h"
-#include "worker/worker.h"
+#include "shmem/lane_directory.h"
 #include "shmem/posts.h"
+#include "table/catalog.h"
+#include "util/guc.h"
+#include "util/hash.h"
+#include "worker/background.h"
+#include "worker/handler_run.h"
+#include "worker/worker.h"
 
 /* How long to stay when there is nothing to do. */
 #define LINGER_MS 1000

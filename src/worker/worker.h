@@ -1,6 +1,6 @@
 /*
  * worker.h
- *	  The background processes.
+ *	  A background worker: serves one database.
  */
 #ifndef OUTBOX_WORKER_H
 #define OUTBOX_WORKER_H
@@ -14,10 +14,6 @@ typedef struct OutboxWorkerOrder
 	Oid			roleid;			/* invalid: what the extension does by itself */
 } OutboxWorkerOrder;
 
-extern void outbox_launcher_register(void);
-
-extern PGDLLEXPORT void outbox_launcher_main(Datum arg);
 extern PGDLLEXPORT void outbox_worker_main(Datum arg);
-extern PGDLLEXPORT void outbox_errand_main(Datum arg);
 
 #endif							/* OUTBOX_WORKER_H */

@@ -1,5 +1,5 @@
 /*
- * uuid7.c
+ * uuid.c
  *	  Time-ordered message ids (UUID version 7, RFC 9562).
  *
  * 48 bits of milliseconds, 12 bits of the fraction of a millisecond, 62
@@ -15,7 +15,7 @@
 #include "port/pg_bswap.h"
 #include "utils/timestamp.h"
 
-#include "util/uuid7.h"
+#include "util/uuid.h"
 
 #define RANDOM_BLOCK 1024
 #define RANDOM_BYTES 8

@@ -1,0 +1,73 @@
+/*
+ * cancel.c
+ *	  Taking back what has not been handed out yet.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+
+#include "core/cancel.h"
+#include "outbox.h"
+#include "queue/queue.h"
+#include "table/catalog.h"
+#include "table/columns.h"
+#include "table/keylock.h"
+#include "table/probe.h"
+#include "table/table.h"
+
+/* Take a message out that is still waiting; false if it is not. */
+static bool
+take_out(OutboxTable *table, OutboxProbe *probe, TupleTableSlot *slot,
+		 const pg_uuid_t *message_id)
+{
+	for (;;)
+	{
+		TransactionId blocker;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!outbox_probe(probe, UUIDPGetDatum(message_id), slot, &blocker))
+		{
+			if (!TransactionIdIsValid(blocker))
+				return false;
+			outbox_xact_wait(blocker);
+			continue;
+		}
+		if (!TransactionIdIsValid(blocker) &&
+			DatumGetInt16(outbox_row_get(slot, Q_STATUS)) != OUTBOX_READY)
+			return false;
+		switch (outbox_queue_remove(table, slot))
+		{
+			case OUTBOX_ROW_OK:
+				return true;
+			case OUTBOX_ROW_REFUSED:
+				return false;
+			default:
+				/* somebody was faster: look again */
+				break;
+		}
+	}
+}
+
+/*
+ * Remove a message that is still waiting from a live table; false if it is
+ * not there, or is leased.  Nothing is kept of it.
+ */
+bool
+outbox_cancel(const OutboxStore *store, const pg_uuid_t *message_id)
+{
+	OutboxTable table;
+	OutboxProbe probe;
+	TupleTableSlot *slot;
+	bool		cancelled;
+
+	CommandCounterIncrement();
+	outbox_store_open(&table, store);
+	slot = outbox_table_slot(&table);
+	outbox_probe_begin(&probe, &table, store->message_id);
+	cancelled = take_out(&table, &probe, slot, message_id);
+	outbox_probe_end(&probe);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&table);
+	return cancelled;
+}

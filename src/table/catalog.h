@@ -1,0 +1,68 @@
+/*
+ * catalog.h
+ *	  The relations of the extension in this database.
+ */
+#ifndef OUTBOX_CATALOG_H
+#define OUTBOX_CATALOG_H
+
+#include "postgres.h"
+
+/* The live tables, all alike, and served by the same code. */
+typedef enum OutboxStoreKind
+{
+	OUTBOX_QUEUE,				/* messages to be delivered */
+	OUTBOX_INBOX,				/* messages received */
+	OUTBOX_TIMERS,
+	OUTBOX_RUNS					/* of jobs */
+} OutboxStoreKind;
+
+#define OUTBOX_NSTORES 4
+
+/* A live table, and where its rows go in the end. */
+typedef struct OutboxStore
+{
+	OutboxStoreKind kind;
+	Oid			table;
+	Oid			pkey;
+	Oid			message_id;		/* index */
+	Oid			ready;			/* index */
+	Oid			stream;			/* index */
+	Oid			expires;		/* index */
+	Oid			done;			/* for the queue, partitioned */
+	Oid			dead;
+} OutboxStore;
+
+/* The relations of the extension, looked up once per backend. */
+typedef struct OutboxCatalog
+{
+	Oid			namespace;
+	Oid			owner;
+	Oid			sequence;
+	OutboxStore stores[OUTBOX_NSTORES];
+	Oid			dead_pkey;
+	Oid			dead_message_id;
+	Oid			dedupe;
+	Oid			dedupe_pkey;
+	Oid			stream_doubts;
+	Oid			stream_doubts_pkey;
+	Oid			topics;
+	Oid			joins;
+	Oid			joins_pkey;
+	Oid			join_members;
+	Oid			join_members_message;
+	Oid			join_waits;
+	Oid			join_waits_pkey;
+	Oid			join_doubts;
+	Oid			handlers;
+	Oid			received;
+	Oid			received_pkey;
+	Oid			instances;
+	Oid			instances_pkey;
+	Oid			message;
+} OutboxCatalog;
+
+extern void outbox_catalog_init(void);
+extern const OutboxCatalog *outbox_catalog(void);
+extern const OutboxStore *outbox_store(OutboxStoreKind kind);
+
+#endif							/* OUTBOX_CATALOG_H */
