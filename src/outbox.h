@@ -31,6 +31,14 @@ typedef enum OutboxStatus
 	OUTBOX_DEAD = 3
 } OutboxStatus;
 
+/* Is this the state of a row of a live table? */
+static inline bool
+outbox_status_is_live(Datum status)
+{
+	return DatumGetInt16(status) == OUTBOX_READY ||
+		DatumGetInt16(status) == OUTBOX_IN_PROGRESS;
+}
+
 typedef enum OutboxReason
 {
 	OUTBOX_REASON_NONE = 0,

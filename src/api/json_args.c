@@ -253,6 +253,7 @@ outbox_json_records(Jsonb *json, const char *what,
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("%s[%d] must be an object", what, place.index)));
+		Assert(place.index < *n);
 		read_record(&place, value.val.binary.data, fields, nfields,
 					records + size * place.index);
 		place.index++;
@@ -279,6 +280,7 @@ outbox_json_uuids(Jsonb *json, const char *what, int *n)
 
 		if (value.type != jbvString)
 			wrong_value(&place, "a UUID");
+		Assert(*n < JB_ROOT_COUNT(json));
 		uuids[(*n)++] = *DatumGetUUIDP(read_string(&place, uuid_in,
 												   get_string(&place, &value, "a UUID"),
 												   "a UUID"));

@@ -299,6 +299,7 @@ take(Claimer *claimer, TupleTableSlot *message, bool walked,
 	claimer->sink(row, DatumGetInt16(outbox_row_get(message, Q_STATUS)) ==
 				  OUTBOX_IN_PROGRESS, claimer->arg);
 	claimer->ntaken++;
+	Assert(claimer->ntaken <= claimer->claim->batch_size);
 	return OUTBOX_ROW_OK;
 }
 
@@ -672,6 +673,8 @@ outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg)
 	int			nwalks;
 	uint32		seen;
 
+	Assert(claim->batch_size >= 1 && claim->batch_size <= OUTBOX_MAX_BATCH);
+	Assert(claim->lease_seconds >= 1);
 	/* what this transaction did before is to be seen, and can be claimed */
 	CommandCounterIncrement();
 	claimer.now = GetCurrentTimestamp();

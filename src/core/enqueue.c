@@ -203,6 +203,8 @@ outbox_make_row(const OutboxMessage *message, const OutboxStreamTurn *turn,
 {
 	TimestampTz next_attempt_at = now;
 
+	Assert(message->id != 0);
+	Assert((message->stream_id != NULL) == (turn != NULL));
 	if (message->due_time != NULL && *message->due_time > now)
 		next_attempt_at = *message->due_time;
 	*lane = outbox_topic_lane(message->namespace, message->topic);
@@ -266,6 +268,7 @@ flush_rows(Enqueuer *enqueuer)
 {
 	TupleTableSlot *rows[OUTBOX_BATCH_ROWS];
 
+	Assert(enqueuer->nrows <= OUTBOX_BATCH_ROWS);
 	for (int i = 0; i < enqueuer->nrows; i++)
 		rows[i] = outbox_table_batch_row(&enqueuer->queue, i);
 	outbox_table_multi_insert(&enqueuer->queue, rows, enqueuer->nrows);

@@ -182,6 +182,7 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 	TransactionId writer;
 	bool		doubted = false;
 
+	Assert(message->status == OUTBOX_DONE || message->status == OUTBOX_DEAD);
 	outcome = message->status == OUTBOX_DONE ? OUTBOX_JOIN_COMPLETED :
 		OUTBOX_JOIN_FAILED;
 	outbox_probe_seek(probe, UUIDPGetDatum(&message->message_id));
@@ -292,6 +293,8 @@ count_steps(Counter *counter, TupleTableSlot *join, TupleTableSlot *row,
 
 	if (DatumGetInt16(outbox_row_get(join, J_STATUS)) != OUTBOX_JOIN_PENDING)
 		return false;
+	Assert(expected > 0 && completed >= 0 && failed >= 0);
+	Assert(completed + failed < expected);
 	for (int i = 0; i < nsteps && completed + failed < expected; i++)
 	{
 		if (steps[i].outcome == OUTBOX_JOIN_COMPLETED)
@@ -299,6 +302,7 @@ count_steps(Counter *counter, TupleTableSlot *join, TupleTableSlot *row,
 		else
 			failed++;
 	}
+	Assert(completed + failed <= expected);
 	outbox_new_row_from(row, join);
 	outbox_row_set(row, J_COMPLETED_STEPS, Int32GetDatum(completed));
 	outbox_row_set(row, J_FAILED_STEPS, Int32GetDatum(failed));
@@ -357,6 +361,7 @@ change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
 	else if (result == OUTBOX_ROW_OK &&
 			 DatumGetInt16(outbox_row_get(row, J_STATUS)) != OUTBOX_JOIN_PENDING)
 	{
+		Assert(counter->ncomplete < counter->nsteps);
 		counter->complete[counter->ncomplete++] = *join_id;
 		log_complete(row);
 	}

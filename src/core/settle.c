@@ -221,6 +221,9 @@ renew(Settler *settler)
 static OutboxRowResult
 settle_message(Settler *settler)
 {
+	/* only a lease that stands is settled */
+	Assert(DatumGetInt16(outbox_row_get(settler->slot, Q_STATUS)) ==
+		   OUTBOX_IN_PROGRESS);
 	switch (what_to_do(settler))
 	{
 		case OUTBOX_ACK:
@@ -383,6 +386,7 @@ outbox_settle(OutboxSettle *settle)
 		else if (nlost == 0 || lost[nlost - 1].id != lease->id)
 			lost[nlost++] = *lease;
 	}
+	Assert(nsettled + nlost <= settle->nleases);
 	if (settle->strict && nlost > 0)
 		report_lost(lost, nlost);
 	end_settler(&settler);

@@ -22,7 +22,6 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "compat.h"
 #include "queue/handler.h"
 #include "shmem/wake.h"
 #include "table/cached_table.h"

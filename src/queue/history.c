@@ -43,6 +43,7 @@ flush_destination(OutboxDestination *destination)
 {
 	TupleTableSlot *rows[OUTBOX_BATCH_ROWS];
 
+	Assert(destination->nrows <= OUTBOX_BATCH_ROWS);
 	for (int i = 0; i < destination->nrows; i++)
 		rows[i] = outbox_table_batch_row(&destination->table, i);
 	outbox_table_multi_insert(&destination->table, rows, destination->nrows);
@@ -192,6 +193,8 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 	MemoryContext old;
 	int			keep;
 
+	Assert(outcome->status == OUTBOX_DONE || outcome->status == OUTBOX_DEAD);
+	Assert(store != NULL);
 	outbox_ended_add(&history->ended,
 					 DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)),
 					 outcome->status);

@@ -91,6 +91,7 @@ void
 outbox_queue_make_ready(TupleTableSlot *row, TupleTableSlot *message,
 						TimestampTz at, TimestampTz now)
 {
+	Assert(outbox_status_is_live(outbox_row_get(message, Q_STATUS)));
 	outbox_new_row_from(row, message);
 	outbox_row_set(row, Q_LANE,
 				   Int64GetDatum(outbox_queue_topic_lane(message)));
@@ -150,8 +151,13 @@ OutboxRowResult
 outbox_queue_update(OutboxTable *queue, TupleTableSlot *message,
 					TupleTableSlot *row, bool wait, TransactionId *blocker)
 {
-	OutboxRowResult result = outbox_table_update(queue, message, row, wait,
-												 blocker);
+	OutboxRowResult result;
+
+	Assert(queue->store != NULL);
+	Assert(outbox_status_is_live(outbox_row_get(message, Q_STATUS)));
+	Assert(DatumGetInt64(outbox_row_get(message, Q_ID)) ==
+		   DatumGetInt64(outbox_row_get(row, Q_ID)));
+	result = outbox_table_update(queue, message, row, wait, blocker);
 
 	if (result != OUTBOX_ROW_OK)
 		return result;
@@ -169,8 +175,11 @@ outbox_queue_finish(OutboxTable *queue, OutboxHistory *history,
 					TupleTableSlot *message, const OutboxOutcome *outcome,
 					bool wait, TransactionId *blocker)
 {
-	OutboxRowResult result = outbox_table_delete(queue, message, wait, blocker);
+	OutboxRowResult result;
 
+	Assert(history->queue == queue);
+	Assert(outcome->status == OUTBOX_DONE || outcome->status == OUTBOX_DEAD);
+	result = outbox_table_delete(queue, message, wait, blocker);
 	if (result == OUTBOX_ROW_OK)
 	{
 		note_old_place(queue, message);

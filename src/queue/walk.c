@@ -257,6 +257,8 @@ next_row(OutboxWalk *walk)
 		};
 		if (outbox_key_lt(range->hi, walk->key))
 			break;
+		Assert(!outbox_key_lt(walk->key, range->lo));
+		Assert(!outbox_key_lt(walk->key, work->passed));
 		work->passed = walk->key;
 		/* of the versions of a row the first one tells all */
 		walk->scan->xs_heap_continue = false;
@@ -325,6 +327,7 @@ outbox_walk_end(OutboxWalk *walk)
 void
 outbox_walk_changed(OutboxWalk *walk, TimestampTz locked_until)
 {
+	Assert(outbox_key_cmp(walk->work.passed, walk->key) == 0);
 	outbox_lane_found_hole(&walk->work, walk->key, GetCurrentTransactionId(),
 						   true);
 	if (locked_until != 0)

@@ -80,6 +80,8 @@ outbox_lane_report(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
 {
 	OutboxLane *slot;
 
+	Assert(!outbox_key_lt(hi, lo));
+	Assert(TransactionIdIsValid(xid));
 	outbox_wake_note(relid, lane);
 	if (!outbox_lane_is_topic(lane))
 	{
@@ -116,6 +118,7 @@ outbox_lane_report_lease(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
 	OutboxLane *slot = outbox_directory_lock_lane(relid, lane, true);
 	OutboxBucket bucket = {locked_until, lo, hi};
 
+	Assert(!outbox_key_lt(hi, lo));
 	outbox_wake_note_lease(locked_until);
 	if (slot == NULL)
 		return;
@@ -236,6 +239,8 @@ void
 outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
 					   bool claimed)
 {
+	Assert(scan->nfound_holes == 0 ||
+		   !outbox_key_lt(key, scan->found_holes[scan->nfound_holes - 1].lo));
 	if (scan->nfound_holes > 0)
 	{
 		OutboxHole *last = &scan->found_holes[scan->nfound_holes - 1];
@@ -302,6 +307,9 @@ advance_cursor(OutboxLane *slot, const OutboxLaneScan *scan, OutboxKey done,
 	OutboxKey	target = scan->cursor;
 	OutboxKey	low = OUTBOX_KEY_MAX;
 
+	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
+	Assert(scan->watch < OUTBOX_MAX_WATCHES);
+	Assert(scan->watch < 0 || slot->watch[scan->watch].used);
 	if (scan->watch >= 0)
 		low = slot->watch[scan->watch].low;
 	if (scan->scan_main && scan->watch >= 0)
@@ -331,6 +339,8 @@ advance_cursor(OutboxLane *slot, const OutboxLaneScan *scan, OutboxKey done,
 	if (!scan->scan_main || scan->watch < 0 ||
 		outbox_key_lt(target, slot->cursor))
 		return;
+	Assert(outbox_key_lt(slot->cursor, target) ||
+		   outbox_key_cmp(slot->cursor, target) == 0);
 	slot->cursor = target;
 	if (scan->exhausted && scan->limit.at == PG_INT64_MAX)
 		slot->next_due = Min(scan->next_due, low.at);

@@ -82,6 +82,7 @@ outbox_lane_set_wake_at(OutboxLane *slot)
 {
 	TimestampTz wake_at = slot->next_due;
 
+	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
 	if (slot->nholes > 0 || !slot->leases_known)
 		wake_at = PG_INT64_MIN;
 	for (int i = 0; i < slot->nbuckets; i++)
@@ -155,6 +156,7 @@ same_lane(const OutboxLaneEntry *entry, Oid relid, int64 lane)
 bool
 outbox_directory_is_lane(const OutboxLane *slot, Oid relid, int64 lane)
 {
+	Assert(LWLockHeldByMe(unconstify(LWLock *, &slot->lock)));
 	return same_lane(outbox_directory_entry(slot), relid, lane);
 }
 
@@ -186,6 +188,7 @@ find_slot(OutboxLaneDirectory *directory, Oid relid, int64 lane)
 	OutboxLaneEntry *entries = directory_entries(directory);
 	int			i = *lane_head(directory, MyDatabaseId, relid, lane);
 
+	Assert(LWLockHeldByMe(&directory->lock));
 	while (i >= 0 && !same_lane(&entries[i], relid, lane))
 		i = entries[i].next;
 	return i < 0 ? NULL : &directory_lanes(directory)[i];
@@ -195,6 +198,7 @@ find_slot(OutboxLaneDirectory *directory, Oid relid, int64 lane)
 static OutboxStoreState *
 find_store(OutboxLaneDirectory *directory, Oid dbid, Oid relid)
 {
+	Assert(LWLockHeldByMe(&directory->lock));
 	for (int i = 0; i < OUTBOX_MAX_STORES; i++)
 	{
 		if (directory->stores[i].relid == relid && directory->stores[i].dbid == dbid)
@@ -212,6 +216,7 @@ make_store(OutboxLaneDirectory *directory, Oid relid)
 {
 	OutboxStoreState *store = find_store(directory, MyDatabaseId, relid);
 
+	Assert(LWLockHeldByMeInMode(&directory->lock, LW_EXCLUSIVE));
 	if (store != NULL)
 		return store;
 	store = &directory->stores[0];
@@ -283,6 +288,8 @@ evict_slot(OutboxLaneDirectory *directory, int *freed)
 	OutboxStoreState *store;
 	int		   *link;
 
+	Assert(LWLockHeldByMeInMode(&directory->lock, LW_EXCLUSIVE));
+	Assert(victim < directory->nlanes);
 	if (victim < 0)
 		return false;
 	entry = &entries[victim];

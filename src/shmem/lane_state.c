@@ -22,6 +22,7 @@
 void
 outbox_lane_reset(OutboxLane *slot)
 {
+	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
 	slot->cursor = OUTBOX_KEY_MIN;
 	slot->next_due = PG_INT64_MIN;
 	slot->leases_known = false;
@@ -53,6 +54,7 @@ outbox_lane_is_watched(const OutboxLane *slot)
 void
 outbox_lane_lower_cursor(OutboxLane *slot, OutboxKey key)
 {
+	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
 	slot->cursor = outbox_key_min(slot->cursor, key);
 	slot->next_due = Min(slot->next_due, key.at);
 }
@@ -124,6 +126,9 @@ merge_holes(OutboxLane *slot)
 bool
 outbox_lane_add_hole(OutboxLane *slot, const OutboxHole *hole)
 {
+	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
+	Assert(!outbox_key_lt(hole->hi, hole->lo));
+	Assert(slot->nholes >= 0 && slot->nholes <= OUTBOX_MAX_HOLES);
 	for (int i = slot->nholes - 1; i >= 0; i--)
 	{
 		OutboxHole *have = &slot->holes[i];
@@ -149,6 +154,7 @@ merge_buckets(OutboxLane *slot)
 	int			best = 0;
 	int64		best_gap = PG_INT64_MAX;
 
+	Assert(slot->nbuckets >= 2);
 	for (int i = 0; i + 1 < slot->nbuckets; i++)
 	{
 		int64		gap = slot->buckets[i + 1].lo.at - slot->buckets[i].hi.at;
@@ -179,6 +185,9 @@ outbox_lane_add_bucket(OutboxLane *slot, const OutboxBucket *bucket)
 {
 	int			at;
 
+	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
+	Assert(!outbox_key_lt(bucket->hi, bucket->lo));
+	Assert(slot->nbuckets >= 0 && slot->nbuckets <= OUTBOX_MAX_BUCKETS);
 	for (int i = slot->nbuckets - 1; i >= 0; i--)
 	{
 		OutboxBucket *have = &slot->buckets[i];
@@ -245,6 +254,7 @@ outbox_lane_drop_hole(OutboxLane *slot, const OutboxHole *hole, OutboxKey done)
 {
 	int			at = position_of_hole(slot, hole);
 
+	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
 	if (at < 0 || !outbox_key_lt(hole->lo, done))
 		return;
 	if (outbox_key_lt(hole->hi, done))
@@ -259,6 +269,7 @@ outbox_lane_drop_bucket(OutboxLane *slot, const OutboxBucket *bucket,
 {
 	int			at = position_of_bucket(slot, bucket);
 
+	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
 	if (at < 0 || !outbox_key_lt(bucket->lo, done))
 		return;
 	if (outbox_key_lt(bucket->hi, done))

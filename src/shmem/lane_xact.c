@@ -173,6 +173,7 @@ outbox_lane_reserve_watch(void)
 void
 outbox_lane_hold_watch(OutboxLane *slot, int watch)
 {
+	Assert(nwatches < max_watches);
 	watches[nwatches++] =
 		OUTBOX_MAKE(HeldWatch, slot, watch, GetCurrentTransactionNestLevel());
 }

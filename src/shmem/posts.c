@@ -55,6 +55,8 @@ outbox_workers_state(void)
 OutboxPost *
 outbox_post_find(OutboxWorkersState *state, Oid dbid, Oid roleid)
 {
+	Assert(LWLockHeldByMe(&state->lock));
+	Assert(state->nposts <= OUTBOX_MAX_POSTS);
 	for (int i = 0; i < state->nposts; i++)
 	{
 		OutboxPost *post = &state->posts[i];
@@ -71,6 +73,7 @@ outbox_post_make(OutboxWorkersState *state, Oid dbid, Oid roleid)
 {
 	OutboxPost *post = outbox_post_find(state, dbid, roleid);
 
+	Assert(LWLockHeldByMeInMode(&state->lock, LW_EXCLUSIVE));
 	if (post != NULL)
 		return post;
 	post = outbox_post_find(state, InvalidOid, InvalidOid);

@@ -239,6 +239,7 @@ static void
 describe(OutboxWaiter *waiter, Oid relid, const OutboxLaneFilter *filter,
 		 int64 owner_lane)
 {
+	Assert(waiter->latch == NULL);
 	waiter->armed = false;
 	waiter->unsure = false;
 	waiter->dbid = MyDatabaseId;

@@ -19,6 +19,7 @@
 #include "postgres.h"
 
 #include "access/transam.h"
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
@@ -82,6 +83,8 @@ outbox_keylock_decide(Oid relid, uint32 hash, OutboxKeyAttempt attempt,
 void
 outbox_xact_wait(TransactionId xid)
 {
+	Assert(TransactionIdIsNormal(xid));
+	Assert(!TransactionIdIsCurrentTransactionId(xid));
 	XactLockTableWait(xid, NULL, NULL, XLTW_None);
 }
 

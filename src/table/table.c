@@ -469,6 +469,7 @@ outbox_table_batch_row(OutboxTable *table, int i)
 	TupleTableSlot **batch;
 	MemoryContext context;
 
+	Assert(i >= 0 && i < OUTBOX_BATCH_ROWS);
 	if (table->batch == NULL &&
 		(info->batch_user == NULL || info->batch_user == table ||
 		 info->batch_xact != xact_count))
@@ -544,6 +545,8 @@ insert_index_entries(OutboxTable *table, TupleTableSlot *row,
 		{
 			AttrNumber	attnum = index_info->ii_IndexAttrNumbers[k];
 
+			/* an index on expressions is not written directly */
+			Assert(AttributeNumberIsValid(attnum));
 			values[k] = slot_getattr(row, attnum, &isnull[k]);
 			unchanged = unchanged && values[k] == old->tts_values[attnum - 1];
 		}
@@ -570,6 +573,7 @@ outbox_table_insert(OutboxTable *table, TupleTableSlot *row)
 void
 outbox_table_multi_insert(OutboxTable *table, TupleTableSlot **rows, int nrows)
 {
+	Assert(nrows >= 0 && nrows <= OUTBOX_BATCH_ROWS);
 	if (nrows == 0)
 		return;
 	if (!table->direct || nrows == 1)

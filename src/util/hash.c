@@ -112,6 +112,7 @@ outbox_uuid_hash(const pg_uuid_t *uuid)
 int
 outbox_partition(const pg_uuid_t *stream, int partition_count)
 {
+	Assert(partition_count > 0);
 	return (int) ((outbox_uuid_hash(stream) & 0x7FFFFFFF) % partition_count);
 }
 

@@ -35,6 +35,7 @@ outbox_background_describe(BackgroundWorker *worker, const char *type,
 void
 outbox_background_begin(void)
 {
+	Assert(!IsTransactionState());
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
@@ -43,6 +44,7 @@ outbox_background_begin(void)
 void
 outbox_background_commit(void)
 {
+	Assert(ActiveSnapshotSet());
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	pgstat_report_stat(false);

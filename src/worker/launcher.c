@@ -219,6 +219,8 @@ start_worker(int at, const OutboxWorkerOrder *order)
 static void
 note_end(OutboxPost *post, TimestampTz now)
 {
+	Assert(LWLockHeldByMeInMode(&state->lock, LW_EXCLUSIVE));
+	Assert(post->running);
 	post->running = false;
 	post->latch = NULL;
 	if (post->left_well)

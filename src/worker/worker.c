@@ -76,6 +76,7 @@ static void
 commit(void)
 {
 	outbox_background_commit();
+	Assert(!IsTransactionState());
 	MemoryContextSwitchTo(worker_context);
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
@@ -354,6 +355,7 @@ take_post(void)
 	post = outbox_post_find(state, order.dbid, order.roleid);
 	if (post != NULL)
 	{
+		Assert(post->running && post->latch == NULL);
 		post->latch = MyLatch;
 		post->left_well = false;
 	}
@@ -523,6 +525,7 @@ work(void)
 		TimestampTz due;
 		long		ms;
 
+		Assert(!IsTransactionState());
 		MemoryContextSwitchTo(worker_context);
 		MemoryContextReset(worker_context);
 		CHECK_FOR_INTERRUPTS();
