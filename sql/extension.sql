@@ -65,7 +65,7 @@ SELECT p.oid::regprocedure
    AND p.proparallel <> 'u';
 
 -- what a dump has to carry
-SELECT unnest(extconfig)::regclass AS relation
+SELECT unnest(extconfig)::regclass::text COLLATE "C" AS relation
   FROM pg_extension WHERE extname = 'outbox' ORDER BY 1;
 SELECT c.oid::regclass
   FROM pg_class c
