@@ -141,22 +141,6 @@ AS 'MODULE_PATHNAME', 'outbox_wake_waits';
 COMMENT ON FUNCTION outbox._wake_waits(uuid) IS
     'Has the waits of a join evaluated.';
 
-CREATE FUNCTION outbox._wake_worker()
-RETURNS void
-LANGUAGE c VOLATILE PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_wake_worker';
-
-COMMENT ON FUNCTION outbox._wake_worker() IS
-    'Has the background worker look after this database when we have committed.';
-
-CREATE FUNCTION outbox._writes(function text)
-RETURNS void
-LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_writes';
-
-COMMENT ON FUNCTION outbox._writes(text) IS
-    'Refuses to go on where nothing may be written.';
-
 -- _join_goes()
 --     A join is deleted: have its waits evaluated, which ends them.
 CREATE FUNCTION outbox._join_goes()
@@ -179,23 +163,6 @@ CREATE TRIGGER outbox_join_goes
 
 COMMENT ON TRIGGER outbox_join_goes ON outbox.joins IS
     'Has the waits of a join that is deleted evaluated.';
-
--- _require(what, value)
---     Refuses a null.
-CREATE FUNCTION outbox._require(what text, value anyelement)
-RETURNS void
-LANGUAGE plpgsql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF value IS NULL THEN
-        RAISE EXCEPTION '% must not be null', what
-            USING ERRCODE = 'null_value_not_allowed';
-    END IF;
-END
-$$;
-
-COMMENT ON FUNCTION outbox._require(text, anyelement) IS 'Refuses a null.';
 
 -- start_join(grouping_key, expected_steps, metadata)
 --     Begins to wait for a number of steps.
@@ -231,20 +198,6 @@ $$;
 
 COMMENT ON FUNCTION outbox.start_join(text, integer, text) IS
     'Begins to wait for a number of steps; returns the join''s id.';
-
-CREATE FUNCTION outbox._uuid7()
-RETURNS uuid
-LANGUAGE c VOLATILE PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_uuid7_sql';
-
-COMMENT ON FUNCTION outbox._uuid7() IS 'A new UUID, in the order of time.';
-
-CREATE FUNCTION outbox._log(message text)
-RETURNS void
-LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_log_sql';
-
-COMMENT ON FUNCTION outbox._log(text) IS 'Logs an operation at outbox.log_level.';
 
 CREATE FUNCTION outbox._unknown_join(join_id uuid)
 RETURNS void

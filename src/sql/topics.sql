@@ -52,14 +52,6 @@ ALTER TABLE outbox.topics ENABLE ALWAYS TRIGGER outbox_topics_changed;
 COMMENT ON TRIGGER outbox_topics_changed ON outbox.topics IS
     'Has every session read the policies anew.';
 
-CREATE FUNCTION outbox._check_name(what text, value text)
-RETURNS void
-LANGUAGE c IMMUTABLE PARALLEL SAFE
-AS 'MODULE_PATHNAME', 'outbox_check_name_sql';
-
-COMMENT ON FUNCTION outbox._check_name(text, text) IS
-    'Refuses a name that is null, empty or too long.';
-
 -- configure_topic(topic, namespace, ...)
 --     Sets what is given of a topic's policy, and leaves the rest as it is.
 --     For an interval that is a retention, negative means for ever.
