@@ -33,6 +33,25 @@ AS 'MODULE_PATHNAME', 'outbox_check_name_sql';
 COMMENT ON FUNCTION outbox._check_name(text, text) IS
     'Refuses a name that is null, empty or too long.';
 
+-- _check_limit(what, value)
+--     Raises 22023 if the argument called what is less than 1. A null passes:
+--     it stands for the default.
+CREATE FUNCTION outbox._check_limit(what text, value integer)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF value < 1 THEN
+        RAISE EXCEPTION '% must be at least 1', what
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._check_limit(text, integer) IS
+    'Refuses a number that is less than 1.';
+
 -- _writes(function)
 --     Raises an error in a read-only transaction, during recovery and in a
 --     parallel worker. The argument is the name of the function that writes.

@@ -179,11 +179,8 @@ DECLARE
     new_id uuid := outbox._uuid7();
     since  timestamptz := clock_timestamp();
 BEGIN
-    PERFORM outbox._require('expected_steps', start_join.expected_steps);
-    IF start_join.expected_steps <= 0 THEN
-        RAISE EXCEPTION 'expected_steps must be at least 1'
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM outbox._require('expected_steps', start_join.expected_steps),
+            outbox._check_limit('expected_steps', start_join.expected_steps);
     IF char_length(start_join.grouping_key) > 255 THEN
         RAISE EXCEPTION 'grouping_key must not be longer than 255 characters'
             USING ERRCODE = 'invalid_parameter_value';
@@ -212,6 +209,25 @@ $$;
 
 COMMENT ON FUNCTION outbox._unknown_join(uuid) IS 'Reports a join that is not there.';
 
+-- _lock_join(join_id)
+--     Keeps the join from being deleted until the transaction ends, or raises
+--     42704 if there is none. Does not wait for changes of its counters.
+CREATE FUNCTION outbox._lock_join(join_id uuid)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM outbox.joins j WHERE j.join_id = _lock_join.join_id FOR KEY SHARE;
+    IF NOT FOUND THEN
+        PERFORM outbox._unknown_join(_lock_join.join_id);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._lock_join(uuid) IS
+    'Keeps a join from being deleted, or reports that it does not exist.';
+
 -- attach_message_to_join(join_id, message_id)
 --     Makes a message a step of a join; again is as good as once. It does not
 --     count: what has ended already, or is just ending, is left to who
@@ -226,12 +242,7 @@ DECLARE
 BEGIN
     PERFORM outbox._require('join_id', attach_message_to_join.join_id),
             outbox._require('message_id', attach_message_to_join.message_id);
-    PERFORM FROM outbox.joins j
-      WHERE j.join_id = attach_message_to_join.join_id
-        FOR KEY SHARE;
-    IF NOT FOUND THEN
-        PERFORM outbox._unknown_join(attach_message_to_join.join_id);
-    END IF;
+    PERFORM outbox._lock_join(attach_message_to_join.join_id);
     INSERT INTO outbox.join_members (join_id, message_id)
     VALUES (attach_message_to_join.join_id, attach_message_to_join.message_id)
     ON CONFLICT DO NOTHING;
@@ -276,10 +287,7 @@ DECLARE
     enqueued_id uuid;
 BEGIN
     PERFORM outbox._require('join_id', enqueue_step.join_id);
-    PERFORM FROM outbox.joins j WHERE j.join_id = enqueue_step.join_id FOR KEY SHARE;
-    IF NOT FOUND THEN
-        PERFORM outbox._unknown_join(enqueue_step.join_id);
-    END IF;
+    PERFORM outbox._lock_join(enqueue_step.join_id);
     enqueued_id := outbox.enqueue(
         enqueue_step.topic, enqueue_step.payload, enqueue_step.correlation_id,
         enqueue_step.due_time, enqueue_step.namespace, enqueue_step.tenant_id,

@@ -209,10 +209,7 @@ DECLARE
     partition record;
     kept      record;
 BEGIN
-    IF cleanup.batch_limit < 1 THEN
-        RAISE EXCEPTION 'batch_limit must be at least 1'
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM outbox._check_limit('batch_limit', cleanup.batch_limit);
     PERFORM outbox._make_archive_partition(-2, now_at);
 
     FOR partition IN

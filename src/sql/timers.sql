@@ -495,10 +495,7 @@ DECLARE
     dispatched  integer;
     ids         bigint[];
 BEGIN
-    IF dispatch_due.batch_limit < 1 THEN
-        RAISE EXCEPTION 'batch_limit must be at least 1'
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM outbox._check_limit('batch_limit', dispatch_due.batch_limit);
     SELECT array_agg(t.id) INTO ids
       FROM (SELECT c.id, outbox.enqueue(c.topic, c.payload, c.correlation_id)
               FROM outbox.claim_timers(owner_token, 60, limits) c

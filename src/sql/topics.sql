@@ -73,10 +73,7 @@ AS $$
 BEGIN
     PERFORM outbox._check_name('topic', configure_topic.topic);
     PERFORM outbox._check_name('namespace', configure_topic.namespace);
-    IF configure_topic.max_attempts < 1 THEN
-        RAISE EXCEPTION 'max_attempts must be at least 1'
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM outbox._check_limit('max_attempts', configure_topic.max_attempts);
     IF configure_topic.backoff_base < '0' OR configure_topic.backoff_max < '0' THEN
         RAISE EXCEPTION 'backoff_base and backoff_max must not be negative'
             USING ERRCODE = 'invalid_parameter_value';

@@ -56,10 +56,7 @@ BEGIN
     IF enqueue_join_wait.on_fail_topic IS NOT NULL THEN
         PERFORM outbox._check_name('on_fail_topic', enqueue_join_wait.on_fail_topic);
     END IF;
-    PERFORM FROM outbox.joins j WHERE j.join_id = enqueue_join_wait.join_id FOR KEY SHARE;
-    IF NOT FOUND THEN
-        PERFORM outbox._unknown_join(enqueue_join_wait.join_id);
-    END IF;
+    PERFORM outbox._lock_join(enqueue_join_wait.join_id);
     INSERT INTO outbox.join_waits (join_id, message_id)
     VALUES (enqueue_join_wait.join_id, wait_id);
     PERFORM outbox.enqueue(
@@ -315,10 +312,7 @@ DECLARE
     wait        outbox.message;
     evaluated   integer := 0;
 BEGIN
-    IF process_join_waits.batch_limit < 1 THEN
-        RAISE EXCEPTION 'batch_limit must be at least 1'
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM outbox._check_limit('batch_limit', process_join_waits.batch_limit);
     PERFORM outbox._writes('outbox.process_join_waits()');
     PERFORM outbox._settle_join_doubts(coalesce(process_join_waits.batch_limit, 1000));
     FOR wait IN
@@ -357,10 +351,7 @@ DECLARE
     counted integer := 0;
 BEGIN
     PERFORM outbox._writes('outbox.reconcile_joins()');
-    IF reconcile_joins.batch_limit < 1 THEN
-        RAISE EXCEPTION 'batch_limit must be at least 1'
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM outbox._check_limit('batch_limit', reconcile_joins.batch_limit);
     FOR pending IN
         SELECT j.join_id FROM outbox.joins j WHERE j.status = 0 ORDER BY j.created_at
     LOOP

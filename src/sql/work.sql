@@ -210,10 +210,7 @@ BEGIN
     IF redrive.topic IS NOT NULL THEN
         PERFORM outbox._check_name('topic', redrive.topic);
     END IF;
-    IF redrive.batch_limit < 1 THEN
-        RAISE EXCEPTION 'batch_limit must be at least 1'
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM outbox._check_limit('batch_limit', redrive.batch_limit);
     RETURN outbox.requeue(ARRAY(
         SELECT d.id
           FROM outbox.dead d
