@@ -1,0 +1,333 @@
+-- jobs.sql: what pg_cron triggers again and again. Each time makes a run, which
+-- becomes a message; runs are in live tables like the queue (stores.sql).
+-- Serves sql_timer.c and sql_work.c.
+
+CREATE TABLE outbox.jobs (
+    job_name      text        NOT NULL,
+    topic         text        NOT NULL,
+    cron_schedule text        NOT NULL,
+    payload       text        NOT NULL DEFAULT '',
+    enabled       boolean     NOT NULL DEFAULT true,
+    last_fired_at timestamptz,
+    created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    updated_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT jobs_pkey PRIMARY KEY (job_name),
+    CONSTRAINT outbox_jobs_names CHECK (
+        char_length(job_name) BETWEEN 1 AND 255 AND char_length(topic) BETWEEN 1 AND 255
+    )
+);
+
+COMMENT ON TABLE outbox.jobs IS 'What is to be done again and again. The schedules are pg_cron''s.';
+COMMENT ON COLUMN outbox.jobs.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.jobs.topic IS 'The topic of the messages that its runs become.';
+COMMENT ON COLUMN outbox.jobs.cron_schedule IS 'When, in pg_cron''s words.';
+COMMENT ON COLUMN outbox.jobs.payload IS 'The payload of the messages that its runs become.';
+COMMENT ON COLUMN outbox.jobs.enabled IS 'Whether pg_cron is to trigger it.';
+COMMENT ON COLUMN outbox.jobs.last_fired_at IS 'When pg_cron last triggered it.';
+COMMENT ON COLUMN outbox.jobs.created_at IS 'When it was created.';
+COMMENT ON COLUMN outbox.jobs.updated_at IS 'When it was last changed.';
+
+ALTER TABLE outbox.run_queue RENAME correlation_id TO job_name;
+ALTER TABLE outbox.run_done RENAME correlation_id TO job_name;
+ALTER TABLE outbox.run_done RENAME last_error TO output;
+ALTER TABLE outbox.run_dead RENAME correlation_id TO job_name;
+
+CREATE INDEX run_queue_job_idx ON outbox.run_queue (job_name);
+CREATE INDEX run_done_job_idx ON outbox.run_done (job_name, processed_at);
+CREATE INDEX run_dead_job_idx ON outbox.run_dead (job_name, processed_at);
+
+COMMENT ON TABLE outbox.run_queue IS 'Runs that wait or are in progress. Look at outbox.job_runs instead.';
+COMMENT ON TABLE outbox.run_done IS 'Runs that are done. Look at outbox.job_runs instead.';
+COMMENT ON TABLE outbox.run_dead IS 'Runs that have failed. Look at outbox.job_runs instead.';
+COMMENT ON COLUMN outbox.run_queue.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.run_done.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.run_dead.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.run_done.output IS 'What the run had to say.';
+
+CREATE VIEW outbox.job_runs AS
+SELECT q.id, q.message_id AS run_id, q.job_name, q.topic, q.payload,
+       q.status, q.owner_token, q.locked_until, q.attempts, q.retry_count,
+       q.next_attempt_at, q.last_error, q.failure_reason, NULL::text AS output, q.created_at,
+       NULL::timestamptz AS processed_at, NULL::text AS processed_by
+  FROM outbox.run_queue q
+UNION ALL
+SELECT h.id, h.message_id, h.job_name, h.topic, h.payload,
+       2::smallint, NULL, NULL, h.attempts, h.retry_count,
+       NULL, NULL, h.failure_reason, h.output, h.created_at,
+       h.processed_at, h.processed_by::text
+  FROM outbox.run_done h
+UNION ALL
+SELECT h.id, h.message_id, h.job_name, h.topic, h.payload,
+       3::smallint, NULL, NULL, h.attempts, h.retry_count,
+       NULL, h.last_error, h.failure_reason, NULL, h.created_at,
+       h.processed_at, h.processed_by::text
+  FROM outbox.run_dead h;
+
+COMMENT ON VIEW outbox.job_runs IS 'Runs of jobs: waiting, in progress, done and failed.';
+COMMENT ON COLUMN outbox.job_runs.id IS 'The work item.';
+COMMENT ON COLUMN outbox.job_runs.run_id IS 'The run.';
+COMMENT ON COLUMN outbox.job_runs.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.job_runs.topic IS 'The topic of the message that it becomes.';
+COMMENT ON COLUMN outbox.job_runs.payload IS 'The payload of the message that it becomes.';
+COMMENT ON COLUMN outbox.job_runs.status IS '0 ready, 1 in progress, 2 done, 3 failed.';
+COMMENT ON COLUMN outbox.job_runs.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.job_runs.locked_until IS 'End of the lease.';
+COMMENT ON COLUMN outbox.job_runs.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.job_runs.retry_count IS 'How often it was handed back.';
+COMMENT ON COLUMN outbox.job_runs.next_attempt_at IS 'Not to be handed out before.';
+COMMENT ON COLUMN outbox.job_runs.last_error IS 'What was said of the last failed attempt.';
+COMMENT ON COLUMN outbox.job_runs.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.job_runs.output IS 'What the run had to say.';
+COMMENT ON COLUMN outbox.job_runs.created_at IS 'When it was made.';
+COMMENT ON COLUMN outbox.job_runs.processed_at IS 'When it was finished.';
+COMMENT ON COLUMN outbox.job_runs.processed_by IS 'The owner who finished it.';
+
+CREATE FUNCTION outbox._topic_lane(namespace text, topic text)
+RETURNS bigint
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'outbox_topic_lane_sql';
+
+COMMENT ON FUNCTION outbox._topic_lane(text, text) IS 'The lane of a topic.';
+
+CREATE FUNCTION outbox._add_run(job_name text, topic text, payload text)
+RETURNS bigint
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_add_run';
+
+COMMENT ON FUNCTION outbox._add_run(text, text, text) IS 'A run of a job is due now.';
+
+CREATE FUNCTION outbox._unknown_job(job_name text)
+RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'job "%" does not exist', job_name
+        USING ERRCODE = 'undefined_object',
+              HINT = format('If pg_cron still triggers it, end that with SELECT cron.unschedule(jobid) FROM cron.job WHERE jobname = %L in the database of pg_cron.',
+                            outbox._cron_name(job_name));
+END
+$$;
+
+COMMENT ON FUNCTION outbox._unknown_job(text) IS 'Reports a job that is not there.';
+
+-- create_or_update_job(job_name, topic, cron_schedule, payload)
+--     Has pg_cron trigger a job. Runs that wait already take over what is new.
+CREATE FUNCTION outbox.create_or_update_job(
+    job_name      text,
+    topic         text,
+    cron_schedule text,
+    payload       text DEFAULT NULL
+)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    job outbox.jobs;
+BEGIN
+    PERFORM outbox._check_name('job_name', create_or_update_job.job_name),
+            outbox._check_name('topic', create_or_update_job.topic),
+            outbox._require('cron_schedule', create_or_update_job.cron_schedule);
+    INSERT INTO outbox.jobs AS j (job_name, topic, cron_schedule, payload)
+    VALUES (create_or_update_job.job_name, create_or_update_job.topic,
+            create_or_update_job.cron_schedule, coalesce(create_or_update_job.payload, ''))
+    ON CONFLICT ON CONSTRAINT jobs_pkey DO UPDATE
+       SET topic = excluded.topic,
+           cron_schedule = excluded.cron_schedule,
+           payload = excluded.payload,
+           updated_at = excluded.updated_at
+    RETURNING * INTO job;
+    UPDATE outbox.run_queue q
+       SET topic = job.topic, payload = job.payload,
+           lane = outbox._topic_lane(q.namespace, job.topic)
+     WHERE q.job_name = job.job_name AND q.status = 0;
+    IF job.enabled THEN
+        PERFORM outbox._cron_schedule_job(job);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.create_or_update_job(text, text, text, text) IS
+    'Has pg_cron trigger a job, whose runs become messages.';
+
+-- delete_job(job_name)
+--     Ends a job, and removes its runs that wait. False if there was none.
+CREATE FUNCTION outbox.delete_job(job_name text)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._check_name('job_name', delete_job.job_name);
+    DELETE FROM outbox.jobs j WHERE j.job_name = delete_job.job_name;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM outbox.run_queue q WHERE q.job_name = delete_job.job_name AND q.status = 0;
+    PERFORM outbox._cron_unschedule(outbox._cron_name(delete_job.job_name));
+    RETURN true;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.delete_job(text) IS
+    'Ends a job, and removes its runs that wait.';
+
+-- trigger_job(job_name, scheduled)
+--     A run of the job is due now; returns its id. pg_cron says scheduled:
+--     then there is at most one run a minute, and none if the job is disabled
+--     (null is returned).
+CREATE FUNCTION outbox.trigger_job(job_name text, scheduled boolean DEFAULT false)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    job  outbox.jobs;
+    tick timestamptz := clock_timestamp();
+BEGIN
+    PERFORM outbox._check_name('job_name', trigger_job.job_name);
+    IF NOT coalesce(scheduled, false) THEN
+        SELECT * INTO job FROM outbox.jobs j WHERE j.job_name = trigger_job.job_name FOR SHARE;
+    ELSE
+        SELECT * INTO job FROM outbox.jobs j WHERE j.job_name = trigger_job.job_name FOR UPDATE;
+        -- schedules by the second, of later pg_crons, are not told apart
+        IF FOUND AND (NOT job.enabled
+                      OR (job.cron_schedule !~* 'second'
+                          AND date_trunc('minute', job.last_fired_at) = date_trunc('minute', tick))) THEN
+            RETURN NULL;
+        END IF;
+        UPDATE outbox.jobs j SET last_fired_at = tick WHERE j.job_name = trigger_job.job_name;
+    END IF;
+    IF job.job_name IS NULL THEN
+        PERFORM outbox._unknown_job(trigger_job.job_name);
+    END IF;
+    RETURN outbox._add_run(job.job_name, job.topic, job.payload);
+END
+$$;
+
+COMMENT ON FUNCTION outbox.trigger_job(text, boolean) IS
+    'A run of a job is due now; returns its id.';
+
+CREATE FUNCTION outbox.set_job_enabled(job_name text, enabled boolean)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    job outbox.jobs;
+BEGIN
+    PERFORM outbox._check_name('job_name', set_job_enabled.job_name),
+            outbox._require('enabled', set_job_enabled.enabled);
+    UPDATE outbox.jobs j
+       SET enabled = set_job_enabled.enabled, updated_at = clock_timestamp()
+     WHERE j.job_name = set_job_enabled.job_name
+    RETURNING * INTO job;
+    IF NOT FOUND THEN
+        PERFORM outbox._unknown_job(set_job_enabled.job_name);
+    END IF;
+    IF job.enabled THEN
+        PERFORM outbox._cron_schedule_job(job);
+    ELSE
+        PERFORM outbox._cron_unschedule(outbox._cron_name(job.job_name));
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox.set_job_enabled(text, boolean) IS
+    'Switches a job''s schedule on or off.';
+
+CREATE FUNCTION outbox._cron_schedule_job(job outbox.jobs)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._cron_schedule(
+        outbox._cron_name(job.job_name), job.cron_schedule,
+        format('SELECT outbox.trigger_job(%L, true)', job.job_name));
+END
+$$;
+
+COMMENT ON FUNCTION outbox._cron_schedule_job(outbox.jobs) IS
+    'Has pg_cron trigger a job.';
+
+CREATE FUNCTION outbox.claim_job_runs(
+    owner_token   uuid,
+    lease_seconds integer DEFAULT NULL,
+    batch_size    integer DEFAULT 20
+)
+RETURNS SETOF outbox.message
+LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 20
+AS 'MODULE_PATHNAME', 'outbox_claim_job_runs';
+
+COMMENT ON FUNCTION outbox.claim_job_runs(uuid, integer, integer) IS
+    'Takes due runs of jobs and leases them to the owner.';
+
+CREATE FUNCTION outbox.ack_job_runs(
+    owner_token uuid,
+    ids         bigint[],
+    attempts    integer[] DEFAULT NULL,
+    strict      boolean DEFAULT false,
+    output      text DEFAULT NULL
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_ack_job_runs';
+
+COMMENT ON FUNCTION outbox.ack_job_runs(uuid, bigint[], integer[], boolean, text) IS
+    'Finishes runs of jobs, and keeps their output.';
+
+CREATE FUNCTION outbox.abandon_job_runs(
+    owner_token  uuid,
+    ids          bigint[],
+    error        text DEFAULT NULL,
+    delay        interval DEFAULT NULL,
+    attempts     integer[] DEFAULT NULL,
+    strict       boolean DEFAULT false,
+    max_attempts integer DEFAULT NULL
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_nack_job_runs';
+
+COMMENT ON FUNCTION outbox.abandon_job_runs(uuid, bigint[], text, interval, integer[], boolean, integer) IS
+    'Hands runs of jobs back to be tried again.';
+
+CREATE FUNCTION outbox.fail_job_runs(
+    owner_token uuid,
+    ids         bigint[],
+    error       text DEFAULT NULL,
+    reason      smallint DEFAULT NULL,
+    attempts    integer[] DEFAULT NULL,
+    strict      boolean DEFAULT false
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_fail_job_runs';
+
+COMMENT ON FUNCTION outbox.fail_job_runs(uuid, bigint[], text, smallint, integer[], boolean) IS
+    'Fails runs of jobs for good.';
+
+CREATE FUNCTION outbox.renew_job_runs(
+    owner_token   uuid,
+    ids           bigint[],
+    lease_seconds integer DEFAULT NULL,
+    attempts      integer[] DEFAULT NULL
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_renew_job_runs';
+
+COMMENT ON FUNCTION outbox.renew_job_runs(uuid, bigint[], integer, integer[]) IS
+    'Gives leases of runs of jobs more time.';
+
+CREATE FUNCTION outbox.reap_expired_job_runs(
+    batch_limit integer DEFAULT NULL
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_reap_job_runs';
+
+COMMENT ON FUNCTION outbox.reap_expired_job_runs(integer) IS
+    'Returns runs of jobs whose leases have ended to ready.';
