@@ -1,25 +1,227 @@
--- inbox.sql: messages that were received. The inbox is a live table like the
--- queue (stores.sql), two columns of which have other names.
+-- inbox.sql: messages that were received. Serves sql_batch.c and
+-- sql_work.c.
+--
+-- The three tables are a live table and its history, like outbox.queue,
+-- outbox.archive and outbox.dead: C knows their columns by number, so number,
+-- order and types must be the same. Two have other names: handler_name is the
+-- topic, and source the correlation_id.
 
-ALTER TABLE outbox.inbox_queue RENAME topic TO handler_name;
-ALTER TABLE outbox.inbox_queue RENAME correlation_id TO source;
-ALTER TABLE outbox.inbox_done RENAME topic TO handler_name;
-ALTER TABLE outbox.inbox_done RENAME correlation_id TO source;
-ALTER TABLE outbox.inbox_dead RENAME topic TO handler_name;
-ALTER TABLE outbox.inbox_dead RENAME correlation_id TO source;
+CREATE TABLE outbox.inbox_queue (
+    id              bigint      NOT NULL,
+    lane            bigint      NOT NULL,
+    ready_at        timestamptz NOT NULL,
+    next_attempt_at timestamptz NOT NULL,
+    updated_at      timestamptz NOT NULL,
+    locked_until    timestamptz,
+    owner_token     uuid,
+    attempts        integer     NOT NULL DEFAULT 0,
+    retry_count     integer     NOT NULL DEFAULT 0,
+    waived          integer     NOT NULL DEFAULT 0,
+    progress        integer     NOT NULL DEFAULT 0,
+    status          smallint    NOT NULL DEFAULT 0,
+    failure_reason  smallint    NOT NULL DEFAULT 0,
+    created_at      timestamptz NOT NULL,
+    message_id      uuid        NOT NULL,
+    stream_seq      bigint,
+    due_time        timestamptz,
+    expires_at      timestamptz,
+    tenant_id       uuid,
+    stream_id       uuid,
+    namespace       text        NOT NULL DEFAULT 'default',
+    handler_name    text        NOT NULL,
+    source          text,
+    dedupe_key      text,
+    headers         jsonb,
+    last_error      text,
+    payload         text        NOT NULL,
+
+    CONSTRAINT inbox_queue_pkey PRIMARY KEY (id),
+    CONSTRAINT inbox_queue_message_id_key UNIQUE (message_id),
+    CONSTRAINT outbox_queue_status CHECK (
+        status IN (0, 1)
+        AND (status = 1) = (owner_token IS NOT NULL)
+        AND (status = 1) = (locked_until IS NOT NULL)
+    ),
+    CONSTRAINT outbox_queue_counters CHECK (
+        attempts >= 0 AND retry_count >= 0 AND waived BETWEEN 0 AND attempts
+    ),
+    CONSTRAINT outbox_queue_stream CHECK (
+        (stream_id IS NULL) = (stream_seq IS NULL)
+    )
+) WITH (
+    fillfactor = 45,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_scale_factor = 0.1,
+    autovacuum_analyze_threshold = 50000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX inbox_queue_ready_idx ON outbox.inbox_queue (lane, ready_at, id)
+    WITH (deduplicate_items = off);
+
+CREATE INDEX inbox_queue_stream_idx ON outbox.inbox_queue (stream_id, stream_seq)
+    WITH (deduplicate_items = off)
+    WHERE stream_id IS NOT NULL;
+
+CREATE INDEX inbox_queue_expires_idx ON outbox.inbox_queue (expires_at)
+    WHERE expires_at IS NOT NULL;
 
 COMMENT ON TABLE outbox.inbox_queue IS
     'Received messages that are ready or in progress. Look at outbox.inbox instead.';
+COMMENT ON COLUMN outbox.inbox_queue.id IS 'The work item; constant for the life of the message.';
+COMMENT ON COLUMN outbox.inbox_queue.lane IS
+    'Where a claim finds the message: a hash of namespace and topic, '
+    'or of the owner who alone may take it.';
+COMMENT ON COLUMN outbox.inbox_queue.ready_at IS
+    'Place in the lane; infinity while the message waits behind another of its stream.';
+COMMENT ON COLUMN outbox.inbox_queue.next_attempt_at IS 'Not to be delivered before.';
+COMMENT ON COLUMN outbox.inbox_queue.updated_at IS 'When the row was last changed.';
+COMMENT ON COLUMN outbox.inbox_queue.locked_until IS 'End of the lease.';
+COMMENT ON COLUMN outbox.inbox_queue.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.inbox_queue.attempts IS 'How often the message was handed out.';
+COMMENT ON COLUMN outbox.inbox_queue.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.inbox_queue.waived IS
+    'Attempts that do not count towards the maximum: the lease was given back, or taken away.';
+COMMENT ON COLUMN outbox.inbox_queue.progress IS 'Bits of what was achieved so far.';
+COMMENT ON COLUMN outbox.inbox_queue.status IS '0 ready, 1 in progress.';
+COMMENT ON COLUMN outbox.inbox_queue.failure_reason IS
+    'Why the last attempt failed; 0 if none did.';
+COMMENT ON COLUMN outbox.inbox_queue.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.inbox_queue.message_id IS
+    'The logical message, constant across retries and replays.';
+COMMENT ON COLUMN outbox.inbox_queue.stream_seq IS 'Place in the stream.';
+COMMENT ON COLUMN outbox.inbox_queue.due_time IS 'Not to be delivered before, as given to enqueue.';
+COMMENT ON COLUMN outbox.inbox_queue.expires_at IS 'Not to be delivered from then on.';
+COMMENT ON COLUMN outbox.inbox_queue.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.inbox_queue.stream_id IS
+    'Messages of a stream are delivered one after the other.';
+COMMENT ON COLUMN outbox.inbox_queue.namespace IS
+    'Keeps applications apart that share the database.';
 COMMENT ON COLUMN outbox.inbox_queue.handler_name IS 'Who is to handle the message.';
 COMMENT ON COLUMN outbox.inbox_queue.source IS 'Where the message came from.';
+COMMENT ON COLUMN outbox.inbox_queue.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.inbox_queue.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.inbox_queue.last_error IS
+    'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.inbox_queue.payload IS 'The message itself; never parsed.';
+
+CREATE TRIGGER outbox_inbox_queue_changed
+    AFTER INSERT OR UPDATE OR DELETE ON outbox.inbox_queue
+    FOR EACH ROW EXECUTE FUNCTION outbox._queue_changed();
+
+-- also for rows that replication writes
+ALTER TABLE outbox.inbox_queue ENABLE ALWAYS TRIGGER outbox_inbox_queue_changed;
+
+COMMENT ON TRIGGER outbox_inbox_queue_changed ON outbox.inbox_queue IS
+    'Lets the scans know of a row written by plain SQL.';
+
+CREATE TABLE outbox.inbox_done (
+    id             bigint      NOT NULL,
+    created_at     timestamptz NOT NULL,
+    processed_at   timestamptz NOT NULL,
+    keep           integer     NOT NULL,
+    attempts       integer     NOT NULL,
+    retry_count    integer     NOT NULL,
+    progress       integer     NOT NULL,
+    failure_reason smallint    NOT NULL,
+    message_id     uuid        NOT NULL,
+    processed_by   uuid,
+    due_time       timestamptz,
+    expires_at     timestamptz,
+    tenant_id      uuid,
+    stream_id      uuid,
+    namespace      text        NOT NULL,
+    handler_name   text        NOT NULL,
+    source         text,
+    dedupe_key     text,
+    headers        jsonb,
+    last_error     text,
+    payload        text        NOT NULL
+);
+
+CREATE INDEX inbox_done_message_id_idx ON outbox.inbox_done (message_id);
+CREATE INDEX inbox_done_processed_idx ON outbox.inbox_done (processed_at);
+
 COMMENT ON TABLE outbox.inbox_done IS
     'Received messages that are done, where that was asked for. Look at outbox.inbox instead.';
-COMMENT ON TABLE outbox.inbox_dead IS
-    'Received messages that have failed. Look at outbox.inbox instead.';
+COMMENT ON COLUMN outbox.inbox_done.id IS 'The work item, as it was in the queue.';
+COMMENT ON COLUMN outbox.inbox_done.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.inbox_done.processed_at IS 'When it was finished.';
+COMMENT ON COLUMN outbox.inbox_done.keep IS
+    'How long it is kept: seconds; -1 for ever; -2 as outbox.retention says.';
+COMMENT ON COLUMN outbox.inbox_done.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.inbox_done.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.inbox_done.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.inbox_done.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.inbox_done.message_id IS 'The logical message.';
+COMMENT ON COLUMN outbox.inbox_done.processed_by IS 'The owner who finished it.';
+COMMENT ON COLUMN outbox.inbox_done.due_time IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.inbox_done.expires_at IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.inbox_done.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.inbox_done.stream_id IS 'The stream it was in.';
+COMMENT ON COLUMN outbox.inbox_done.namespace IS
+    'Keeps applications apart that share the database.';
 COMMENT ON COLUMN outbox.inbox_done.handler_name IS 'Who has handled the message.';
 COMMENT ON COLUMN outbox.inbox_done.source IS 'Where the message came from.';
+COMMENT ON COLUMN outbox.inbox_done.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.inbox_done.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.inbox_done.last_error IS
+    'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.inbox_done.payload IS 'The message itself.';
+
+CREATE TABLE outbox.inbox_dead (
+    id             bigint      NOT NULL,
+    created_at     timestamptz NOT NULL,
+    processed_at   timestamptz NOT NULL,
+    keep           integer     NOT NULL,
+    attempts       integer     NOT NULL,
+    retry_count    integer     NOT NULL,
+    progress       integer     NOT NULL,
+    failure_reason smallint    NOT NULL,
+    message_id     uuid        NOT NULL,
+    processed_by   uuid,
+    due_time       timestamptz,
+    expires_at     timestamptz,
+    tenant_id      uuid,
+    stream_id      uuid,
+    namespace      text        NOT NULL,
+    handler_name   text        NOT NULL,
+    source         text,
+    dedupe_key     text,
+    headers        jsonb,
+    last_error     text,
+    payload        text        NOT NULL
+);
+
+CREATE INDEX inbox_dead_message_id_idx ON outbox.inbox_dead (message_id);
+CREATE INDEX inbox_dead_processed_idx ON outbox.inbox_dead (processed_at);
+
+COMMENT ON TABLE outbox.inbox_dead IS
+    'Received messages that have failed. Look at outbox.inbox instead.';
+COMMENT ON COLUMN outbox.inbox_dead.id IS 'The work item, as it was in the queue.';
+COMMENT ON COLUMN outbox.inbox_dead.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.inbox_dead.processed_at IS 'When it was finished.';
+COMMENT ON COLUMN outbox.inbox_dead.keep IS
+    'How long it is kept: seconds; -1 for ever; -2 as outbox.retention says.';
+COMMENT ON COLUMN outbox.inbox_dead.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.inbox_dead.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.inbox_dead.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.inbox_dead.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.inbox_dead.message_id IS 'The logical message.';
+COMMENT ON COLUMN outbox.inbox_dead.processed_by IS 'The owner who finished it.';
+COMMENT ON COLUMN outbox.inbox_dead.due_time IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.inbox_dead.expires_at IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.inbox_dead.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.inbox_dead.stream_id IS 'The stream it was in.';
+COMMENT ON COLUMN outbox.inbox_dead.namespace IS
+    'Keeps applications apart that share the database.';
 COMMENT ON COLUMN outbox.inbox_dead.handler_name IS 'Who was to handle the message.';
 COMMENT ON COLUMN outbox.inbox_dead.source IS 'Where the message came from.';
+COMMENT ON COLUMN outbox.inbox_dead.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.inbox_dead.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.inbox_dead.last_error IS
+    'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.inbox_dead.payload IS 'The message itself.';
 
 CREATE TABLE outbox.message_deduplication (
     message_id    uuid        NOT NULL,

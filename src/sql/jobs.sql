@@ -1,6 +1,10 @@
 -- jobs.sql: what pg_cron triggers again and again. Each time makes a run, which
--- becomes a message; runs are in live tables like the queue (stores.sql).
--- Serves sql_timer.c and sql_work.c.
+-- becomes a message. Serves sql_timer.c and sql_work.c.
+--
+-- The tables of runs are a live table and its history, like outbox.queue,
+-- outbox.archive and outbox.dead: C knows their columns by number, so number,
+-- order and types must be the same. Two have other names: job_name is the
+-- correlation_id, and the output of a run that is done its last_error.
 
 CREATE TABLE outbox.jobs (
     job_name      text        NOT NULL,
@@ -27,22 +31,217 @@ COMMENT ON COLUMN outbox.jobs.last_fired_at IS 'When pg_cron last triggered it.'
 COMMENT ON COLUMN outbox.jobs.created_at IS 'When it was created.';
 COMMENT ON COLUMN outbox.jobs.updated_at IS 'When it was last changed.';
 
-ALTER TABLE outbox.run_queue RENAME correlation_id TO job_name;
-ALTER TABLE outbox.run_done RENAME correlation_id TO job_name;
-ALTER TABLE outbox.run_done RENAME last_error TO output;
-ALTER TABLE outbox.run_dead RENAME correlation_id TO job_name;
+CREATE TABLE outbox.run_queue (
+    id              bigint      NOT NULL,
+    lane            bigint      NOT NULL,
+    ready_at        timestamptz NOT NULL,
+    next_attempt_at timestamptz NOT NULL,
+    updated_at      timestamptz NOT NULL,
+    locked_until    timestamptz,
+    owner_token     uuid,
+    attempts        integer     NOT NULL DEFAULT 0,
+    retry_count     integer     NOT NULL DEFAULT 0,
+    waived          integer     NOT NULL DEFAULT 0,
+    progress        integer     NOT NULL DEFAULT 0,
+    status          smallint    NOT NULL DEFAULT 0,
+    failure_reason  smallint    NOT NULL DEFAULT 0,
+    created_at      timestamptz NOT NULL,
+    message_id      uuid        NOT NULL,
+    stream_seq      bigint,
+    due_time        timestamptz,
+    expires_at      timestamptz,
+    tenant_id       uuid,
+    stream_id       uuid,
+    namespace       text        NOT NULL DEFAULT 'default',
+    topic           text        NOT NULL,
+    job_name        text,
+    dedupe_key      text,
+    headers         jsonb,
+    last_error      text,
+    payload         text        NOT NULL,
+
+    CONSTRAINT run_queue_pkey PRIMARY KEY (id),
+    CONSTRAINT run_queue_message_id_key UNIQUE (message_id),
+    CONSTRAINT outbox_queue_status CHECK (
+        status IN (0, 1)
+        AND (status = 1) = (owner_token IS NOT NULL)
+        AND (status = 1) = (locked_until IS NOT NULL)
+    ),
+    CONSTRAINT outbox_queue_counters CHECK (
+        attempts >= 0 AND retry_count >= 0 AND waived BETWEEN 0 AND attempts
+    ),
+    CONSTRAINT outbox_queue_stream CHECK (
+        (stream_id IS NULL) = (stream_seq IS NULL)
+    )
+) WITH (
+    fillfactor = 45,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_scale_factor = 0.1,
+    autovacuum_analyze_threshold = 50000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX run_queue_ready_idx ON outbox.run_queue (lane, ready_at, id)
+    WITH (deduplicate_items = off);
+
+CREATE INDEX run_queue_stream_idx ON outbox.run_queue (stream_id, stream_seq)
+    WITH (deduplicate_items = off)
+    WHERE stream_id IS NOT NULL;
+
+CREATE INDEX run_queue_expires_idx ON outbox.run_queue (expires_at)
+    WHERE expires_at IS NOT NULL;
 
 CREATE INDEX run_queue_job_idx ON outbox.run_queue (job_name);
+
+COMMENT ON TABLE outbox.run_queue IS
+    'Runs that wait or are in progress. Look at outbox.job_runs instead.';
+COMMENT ON COLUMN outbox.run_queue.id IS 'The work item; constant for the life of the message.';
+COMMENT ON COLUMN outbox.run_queue.lane IS
+    'Where a claim finds the message: a hash of namespace and topic, '
+    'or of the owner who alone may take it.';
+COMMENT ON COLUMN outbox.run_queue.ready_at IS
+    'Place in the lane; infinity while the message waits behind another of its stream.';
+COMMENT ON COLUMN outbox.run_queue.next_attempt_at IS 'Not to be delivered before.';
+COMMENT ON COLUMN outbox.run_queue.updated_at IS 'When the row was last changed.';
+COMMENT ON COLUMN outbox.run_queue.locked_until IS 'End of the lease.';
+COMMENT ON COLUMN outbox.run_queue.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.run_queue.attempts IS 'How often the message was handed out.';
+COMMENT ON COLUMN outbox.run_queue.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.run_queue.waived IS
+    'Attempts that do not count towards the maximum: the lease was given back, or taken away.';
+COMMENT ON COLUMN outbox.run_queue.progress IS 'Bits of what was achieved so far.';
+COMMENT ON COLUMN outbox.run_queue.status IS '0 ready, 1 in progress.';
+COMMENT ON COLUMN outbox.run_queue.failure_reason IS 'Why the last attempt failed; 0 if none did.';
+COMMENT ON COLUMN outbox.run_queue.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.run_queue.message_id IS
+    'The logical message, constant across retries and replays.';
+COMMENT ON COLUMN outbox.run_queue.stream_seq IS 'Place in the stream.';
+COMMENT ON COLUMN outbox.run_queue.due_time IS 'Not to be delivered before, as given to enqueue.';
+COMMENT ON COLUMN outbox.run_queue.expires_at IS 'Not to be delivered from then on.';
+COMMENT ON COLUMN outbox.run_queue.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.run_queue.stream_id IS
+    'Messages of a stream are delivered one after the other.';
+COMMENT ON COLUMN outbox.run_queue.namespace IS 'Keeps applications apart that share the database.';
+COMMENT ON COLUMN outbox.run_queue.topic IS 'What the message is about.';
+COMMENT ON COLUMN outbox.run_queue.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.run_queue.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.run_queue.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.run_queue.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.run_queue.payload IS 'The message itself; never parsed.';
+
+CREATE TRIGGER outbox_run_queue_changed
+    AFTER INSERT OR UPDATE OR DELETE ON outbox.run_queue
+    FOR EACH ROW EXECUTE FUNCTION outbox._queue_changed();
+
+-- also for rows that replication writes
+ALTER TABLE outbox.run_queue ENABLE ALWAYS TRIGGER outbox_run_queue_changed;
+
+COMMENT ON TRIGGER outbox_run_queue_changed ON outbox.run_queue IS
+    'Lets the scans know of a row written by plain SQL.';
+
+CREATE TABLE outbox.run_done (
+    id             bigint      NOT NULL,
+    created_at     timestamptz NOT NULL,
+    processed_at   timestamptz NOT NULL,
+    keep           integer     NOT NULL,
+    attempts       integer     NOT NULL,
+    retry_count    integer     NOT NULL,
+    progress       integer     NOT NULL,
+    failure_reason smallint    NOT NULL,
+    message_id     uuid        NOT NULL,
+    processed_by   uuid,
+    due_time       timestamptz,
+    expires_at     timestamptz,
+    tenant_id      uuid,
+    stream_id      uuid,
+    namespace      text        NOT NULL,
+    topic          text        NOT NULL,
+    job_name       text,
+    dedupe_key     text,
+    headers        jsonb,
+    output         text,
+    payload        text        NOT NULL
+);
+
+CREATE INDEX run_done_message_id_idx ON outbox.run_done (message_id);
+CREATE INDEX run_done_processed_idx ON outbox.run_done (processed_at);
 CREATE INDEX run_done_job_idx ON outbox.run_done (job_name, processed_at);
+
+COMMENT ON TABLE outbox.run_done IS 'Runs that are done. Look at outbox.job_runs instead.';
+COMMENT ON COLUMN outbox.run_done.id IS 'The work item, as it was in the queue.';
+COMMENT ON COLUMN outbox.run_done.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.run_done.processed_at IS 'When it was finished.';
+COMMENT ON COLUMN outbox.run_done.keep IS
+    'How long it is kept: seconds; -1 for ever; -2 as outbox.retention says.';
+COMMENT ON COLUMN outbox.run_done.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.run_done.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.run_done.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.run_done.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.run_done.message_id IS 'The logical message.';
+COMMENT ON COLUMN outbox.run_done.processed_by IS 'The owner who finished it.';
+COMMENT ON COLUMN outbox.run_done.due_time IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.run_done.expires_at IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.run_done.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.run_done.stream_id IS 'The stream it was in.';
+COMMENT ON COLUMN outbox.run_done.namespace IS 'Keeps applications apart that share the database.';
+COMMENT ON COLUMN outbox.run_done.topic IS 'What the message is about.';
+COMMENT ON COLUMN outbox.run_done.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.run_done.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.run_done.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.run_done.output IS 'What the run had to say.';
+COMMENT ON COLUMN outbox.run_done.payload IS 'The message itself.';
+
+CREATE TABLE outbox.run_dead (
+    id             bigint      NOT NULL,
+    created_at     timestamptz NOT NULL,
+    processed_at   timestamptz NOT NULL,
+    keep           integer     NOT NULL,
+    attempts       integer     NOT NULL,
+    retry_count    integer     NOT NULL,
+    progress       integer     NOT NULL,
+    failure_reason smallint    NOT NULL,
+    message_id     uuid        NOT NULL,
+    processed_by   uuid,
+    due_time       timestamptz,
+    expires_at     timestamptz,
+    tenant_id      uuid,
+    stream_id      uuid,
+    namespace      text        NOT NULL,
+    topic          text        NOT NULL,
+    job_name       text,
+    dedupe_key     text,
+    headers        jsonb,
+    last_error     text,
+    payload        text        NOT NULL
+);
+
+CREATE INDEX run_dead_message_id_idx ON outbox.run_dead (message_id);
+CREATE INDEX run_dead_processed_idx ON outbox.run_dead (processed_at);
 CREATE INDEX run_dead_job_idx ON outbox.run_dead (job_name, processed_at);
 
-COMMENT ON TABLE outbox.run_queue IS 'Runs that wait or are in progress. Look at outbox.job_runs instead.';
-COMMENT ON TABLE outbox.run_done IS 'Runs that are done. Look at outbox.job_runs instead.';
 COMMENT ON TABLE outbox.run_dead IS 'Runs that have failed. Look at outbox.job_runs instead.';
-COMMENT ON COLUMN outbox.run_queue.job_name IS 'The job.';
-COMMENT ON COLUMN outbox.run_done.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.run_dead.id IS 'The work item, as it was in the queue.';
+COMMENT ON COLUMN outbox.run_dead.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.run_dead.processed_at IS 'When it was finished.';
+COMMENT ON COLUMN outbox.run_dead.keep IS
+    'How long it is kept: seconds; -1 for ever; -2 as outbox.retention says.';
+COMMENT ON COLUMN outbox.run_dead.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.run_dead.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.run_dead.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.run_dead.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.run_dead.message_id IS 'The logical message.';
+COMMENT ON COLUMN outbox.run_dead.processed_by IS 'The owner who finished it.';
+COMMENT ON COLUMN outbox.run_dead.due_time IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.run_dead.expires_at IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.run_dead.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.run_dead.stream_id IS 'The stream it was in.';
+COMMENT ON COLUMN outbox.run_dead.namespace IS 'Keeps applications apart that share the database.';
+COMMENT ON COLUMN outbox.run_dead.topic IS 'What the message is about.';
 COMMENT ON COLUMN outbox.run_dead.job_name IS 'The job.';
-COMMENT ON COLUMN outbox.run_done.output IS 'What the run had to say.';
+COMMENT ON COLUMN outbox.run_dead.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.run_dead.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.run_dead.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.run_dead.payload IS 'The message itself.';
 
 CREATE VIEW outbox.job_runs AS
 SELECT q.id, q.message_id AS run_id, q.job_name, q.topic, q.payload,

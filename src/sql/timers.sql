@@ -1,10 +1,224 @@
 -- timers.sql: messages for later, and what timers have in common with runs of
--- jobs. Timers are in live tables like the queue (stores.sql). Serves
--- sql_timer.c and sql_work.c.
+-- jobs. Serves sql_timer.c and sql_work.c.
+--
+-- The three tables are a live table and its history, like outbox.queue,
+-- outbox.archive and outbox.dead: C knows their columns by number, so number,
+-- order and types must be the same.
 
-COMMENT ON TABLE outbox.timer_queue IS 'Timers that wait or are in progress. Look at outbox.timers instead.';
+CREATE TABLE outbox.timer_queue (
+    id              bigint      NOT NULL,
+    lane            bigint      NOT NULL,
+    ready_at        timestamptz NOT NULL,
+    next_attempt_at timestamptz NOT NULL,
+    updated_at      timestamptz NOT NULL,
+    locked_until    timestamptz,
+    owner_token     uuid,
+    attempts        integer     NOT NULL DEFAULT 0,
+    retry_count     integer     NOT NULL DEFAULT 0,
+    waived          integer     NOT NULL DEFAULT 0,
+    progress        integer     NOT NULL DEFAULT 0,
+    status          smallint    NOT NULL DEFAULT 0,
+    failure_reason  smallint    NOT NULL DEFAULT 0,
+    created_at      timestamptz NOT NULL,
+    message_id      uuid        NOT NULL,
+    stream_seq      bigint,
+    due_time        timestamptz,
+    expires_at      timestamptz,
+    tenant_id       uuid,
+    stream_id       uuid,
+    namespace       text        NOT NULL DEFAULT 'default',
+    topic           text        NOT NULL,
+    correlation_id  text,
+    dedupe_key      text,
+    headers         jsonb,
+    last_error      text,
+    payload         text        NOT NULL,
+
+    CONSTRAINT timer_queue_pkey PRIMARY KEY (id),
+    CONSTRAINT timer_queue_message_id_key UNIQUE (message_id),
+    CONSTRAINT outbox_queue_status CHECK (
+        status IN (0, 1)
+        AND (status = 1) = (owner_token IS NOT NULL)
+        AND (status = 1) = (locked_until IS NOT NULL)
+    ),
+    CONSTRAINT outbox_queue_counters CHECK (
+        attempts >= 0 AND retry_count >= 0 AND waived BETWEEN 0 AND attempts
+    ),
+    CONSTRAINT outbox_queue_stream CHECK (
+        (stream_id IS NULL) = (stream_seq IS NULL)
+    )
+) WITH (
+    fillfactor = 45,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_scale_factor = 0.1,
+    autovacuum_analyze_threshold = 50000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX timer_queue_ready_idx ON outbox.timer_queue (lane, ready_at, id)
+    WITH (deduplicate_items = off);
+
+CREATE INDEX timer_queue_stream_idx ON outbox.timer_queue (stream_id, stream_seq)
+    WITH (deduplicate_items = off)
+    WHERE stream_id IS NOT NULL;
+
+CREATE INDEX timer_queue_expires_idx ON outbox.timer_queue (expires_at)
+    WHERE expires_at IS NOT NULL;
+
+COMMENT ON TABLE outbox.timer_queue IS
+    'Timers that wait or are in progress. Look at outbox.timers instead.';
+COMMENT ON COLUMN outbox.timer_queue.id IS 'The work item; constant for the life of the message.';
+COMMENT ON COLUMN outbox.timer_queue.lane IS
+    'Where a claim finds the message: a hash of namespace and topic, '
+    'or of the owner who alone may take it.';
+COMMENT ON COLUMN outbox.timer_queue.ready_at IS
+    'Place in the lane; infinity while the message waits behind another of its stream.';
+COMMENT ON COLUMN outbox.timer_queue.next_attempt_at IS 'Not to be delivered before.';
+COMMENT ON COLUMN outbox.timer_queue.updated_at IS 'When the row was last changed.';
+COMMENT ON COLUMN outbox.timer_queue.locked_until IS 'End of the lease.';
+COMMENT ON COLUMN outbox.timer_queue.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.timer_queue.attempts IS 'How often the message was handed out.';
+COMMENT ON COLUMN outbox.timer_queue.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.timer_queue.waived IS
+    'Attempts that do not count towards the maximum: the lease was given back, or taken away.';
+COMMENT ON COLUMN outbox.timer_queue.progress IS 'Bits of what was achieved so far.';
+COMMENT ON COLUMN outbox.timer_queue.status IS '0 ready, 1 in progress.';
+COMMENT ON COLUMN outbox.timer_queue.failure_reason IS
+    'Why the last attempt failed; 0 if none did.';
+COMMENT ON COLUMN outbox.timer_queue.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.timer_queue.message_id IS
+    'The logical message, constant across retries and replays.';
+COMMENT ON COLUMN outbox.timer_queue.stream_seq IS 'Place in the stream.';
+COMMENT ON COLUMN outbox.timer_queue.due_time IS 'Not to be delivered before, as given to enqueue.';
+COMMENT ON COLUMN outbox.timer_queue.expires_at IS 'Not to be delivered from then on.';
+COMMENT ON COLUMN outbox.timer_queue.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.timer_queue.stream_id IS
+    'Messages of a stream are delivered one after the other.';
+COMMENT ON COLUMN outbox.timer_queue.namespace IS
+    'Keeps applications apart that share the database.';
+COMMENT ON COLUMN outbox.timer_queue.topic IS 'What the message is about.';
+COMMENT ON COLUMN outbox.timer_queue.correlation_id IS 'Ties messages together, for their users.';
+COMMENT ON COLUMN outbox.timer_queue.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.timer_queue.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.timer_queue.last_error IS
+    'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.timer_queue.payload IS 'The message itself; never parsed.';
+
+CREATE TRIGGER outbox_timer_queue_changed
+    AFTER INSERT OR UPDATE OR DELETE ON outbox.timer_queue
+    FOR EACH ROW EXECUTE FUNCTION outbox._queue_changed();
+
+-- also for rows that replication writes
+ALTER TABLE outbox.timer_queue ENABLE ALWAYS TRIGGER outbox_timer_queue_changed;
+
+COMMENT ON TRIGGER outbox_timer_queue_changed ON outbox.timer_queue IS
+    'Lets the scans know of a row written by plain SQL.';
+
+CREATE TABLE outbox.timer_done (
+    id             bigint      NOT NULL,
+    created_at     timestamptz NOT NULL,
+    processed_at   timestamptz NOT NULL,
+    keep           integer     NOT NULL,
+    attempts       integer     NOT NULL,
+    retry_count    integer     NOT NULL,
+    progress       integer     NOT NULL,
+    failure_reason smallint    NOT NULL,
+    message_id     uuid        NOT NULL,
+    processed_by   uuid,
+    due_time       timestamptz,
+    expires_at     timestamptz,
+    tenant_id      uuid,
+    stream_id      uuid,
+    namespace      text        NOT NULL,
+    topic          text        NOT NULL,
+    correlation_id text,
+    dedupe_key     text,
+    headers        jsonb,
+    last_error     text,
+    payload        text        NOT NULL
+);
+
+CREATE INDEX timer_done_message_id_idx ON outbox.timer_done (message_id);
+CREATE INDEX timer_done_processed_idx ON outbox.timer_done (processed_at);
+
 COMMENT ON TABLE outbox.timer_done IS 'Timers that are done. Look at outbox.timers instead.';
+COMMENT ON COLUMN outbox.timer_done.id IS 'The work item, as it was in the queue.';
+COMMENT ON COLUMN outbox.timer_done.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.timer_done.processed_at IS 'When it was finished.';
+COMMENT ON COLUMN outbox.timer_done.keep IS
+    'How long it is kept: seconds; -1 for ever; -2 as outbox.retention says.';
+COMMENT ON COLUMN outbox.timer_done.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.timer_done.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.timer_done.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.timer_done.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.timer_done.message_id IS 'The logical message.';
+COMMENT ON COLUMN outbox.timer_done.processed_by IS 'The owner who finished it.';
+COMMENT ON COLUMN outbox.timer_done.due_time IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.timer_done.expires_at IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.timer_done.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.timer_done.stream_id IS 'The stream it was in.';
+COMMENT ON COLUMN outbox.timer_done.namespace IS
+    'Keeps applications apart that share the database.';
+COMMENT ON COLUMN outbox.timer_done.topic IS 'What the message is about.';
+COMMENT ON COLUMN outbox.timer_done.correlation_id IS 'Ties messages together, for their users.';
+COMMENT ON COLUMN outbox.timer_done.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.timer_done.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.timer_done.last_error IS
+    'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.timer_done.payload IS 'The message itself.';
+
+CREATE TABLE outbox.timer_dead (
+    id             bigint      NOT NULL,
+    created_at     timestamptz NOT NULL,
+    processed_at   timestamptz NOT NULL,
+    keep           integer     NOT NULL,
+    attempts       integer     NOT NULL,
+    retry_count    integer     NOT NULL,
+    progress       integer     NOT NULL,
+    failure_reason smallint    NOT NULL,
+    message_id     uuid        NOT NULL,
+    processed_by   uuid,
+    due_time       timestamptz,
+    expires_at     timestamptz,
+    tenant_id      uuid,
+    stream_id      uuid,
+    namespace      text        NOT NULL,
+    topic          text        NOT NULL,
+    correlation_id text,
+    dedupe_key     text,
+    headers        jsonb,
+    last_error     text,
+    payload        text        NOT NULL
+);
+
+CREATE INDEX timer_dead_message_id_idx ON outbox.timer_dead (message_id);
+CREATE INDEX timer_dead_processed_idx ON outbox.timer_dead (processed_at);
+
 COMMENT ON TABLE outbox.timer_dead IS 'Timers that have failed. Look at outbox.timers instead.';
+COMMENT ON COLUMN outbox.timer_dead.id IS 'The work item, as it was in the queue.';
+COMMENT ON COLUMN outbox.timer_dead.created_at IS 'When the message was enqueued.';
+COMMENT ON COLUMN outbox.timer_dead.processed_at IS 'When it was finished.';
+COMMENT ON COLUMN outbox.timer_dead.keep IS
+    'How long it is kept: seconds; -1 for ever; -2 as outbox.retention says.';
+COMMENT ON COLUMN outbox.timer_dead.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.timer_dead.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.timer_dead.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.timer_dead.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.timer_dead.message_id IS 'The logical message.';
+COMMENT ON COLUMN outbox.timer_dead.processed_by IS 'The owner who finished it.';
+COMMENT ON COLUMN outbox.timer_dead.due_time IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.timer_dead.expires_at IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.timer_dead.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.timer_dead.stream_id IS 'The stream it was in.';
+COMMENT ON COLUMN outbox.timer_dead.namespace IS
+    'Keeps applications apart that share the database.';
+COMMENT ON COLUMN outbox.timer_dead.topic IS 'What the message is about.';
+COMMENT ON COLUMN outbox.timer_dead.correlation_id IS 'Ties messages together, for their users.';
+COMMENT ON COLUMN outbox.timer_dead.dedupe_key IS 'No two messages of a topic have the same.';
+COMMENT ON COLUMN outbox.timer_dead.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.timer_dead.last_error IS
+    'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.timer_dead.payload IS 'The message itself.';
 
 CREATE VIEW outbox.timers AS
 SELECT q.message_id AS timer_id, q.id, q.topic, q.payload, q.correlation_id, q.due_time,
