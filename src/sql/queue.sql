@@ -122,7 +122,8 @@ COMMENT ON TABLE outbox.stream_doubts IS
     'Streams to be arranged anew when a transaction has ended.';
 COMMENT ON COLUMN outbox.stream_doubts.id IS 'Number of the doubt.';
 COMMENT ON COLUMN outbox.stream_doubts.waits_for IS 'The transaction that was in the way.';
-COMMENT ON COLUMN outbox.stream_doubts.store IS 'Where its messages are: 0 the queue, 1 the inbox.';
+COMMENT ON COLUMN outbox.stream_doubts.store IS
+    'Where its messages are: 0 the queue, 1 the inbox, 2 timers, 3 runs of jobs.';
 COMMENT ON COLUMN outbox.stream_doubts.stream_id IS 'The stream.';
 
 CREATE FUNCTION outbox._queue_insert()
