@@ -1,5 +1,4 @@
--- inbox.sql: messages that were received. Serves sql_batch.c and
--- sql_work.c.
+-- inbox.sql: messages that were received. Serves sql_batch.c and sql_work.c.
 --
 -- The three tables are a live table and its history, like outbox.queue,
 -- outbox.archive and outbox.dead: C knows their columns by number, so number,

@@ -200,6 +200,12 @@ SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 AS $$
 DECLARE
+    -- In seconds: what a partition of the archive spans, and the longest
+    -- retention. Longer ones keep rows for ever, as now_at less the retention
+    -- could be before the first timestamp that there is.
+    one_day CONSTANT integer := 86400;
+    century CONSTANT bigint  := 3153600000;
+
     now_at    timestamptz := clock_timestamp();
     rows_max  integer := coalesce(cleanup.batch_limit, 10000);
     removed   bigint := 0;
@@ -231,13 +237,12 @@ BEGIN
             ELSE partition.keep
         END;
         CONTINUE WHEN seconds < 0 OR partition.keep = -1;
-        -- a century is for ever, and more than that may be before all time
-        CONTINUE WHEN seconds > 3153600000;
+        CONTINUE WHEN seconds > century;
         cutoff := now_at - seconds * interval '1 second';
         IF partition.since + interval '1 day' <= cutoff THEN
             doomed := doomed || partition.relation;
         ELSIF partition.since < cutoff
-              AND (seconds < 86400 OR (partition.keep = -2 AND cleanup.retention IS NOT NULL))
+              AND (seconds < one_day OR (partition.keep = -2 AND cleanup.retention IS NOT NULL))
         THEN
             removed := removed + outbox._purge_rows(
                 partition.relation, format('processed_at < %L', cutoff), rows_max);
@@ -261,7 +266,7 @@ BEGIN
                              current_setting('outbox.dead_retention')::interval))
             ELSE kept.keep
         END;
-        CONTINUE WHEN seconds < 0 OR seconds > 3153600000;
+        CONTINUE WHEN seconds < 0 OR seconds > century;
         removed := removed + outbox._purge_rows(
             'outbox.dead',
             format('keep = %s AND processed_at < %L', kept.keep,
@@ -274,7 +279,7 @@ BEGIN
     seconds := extract(epoch FROM coalesce(
                    cleanup.join_retention,
                    current_setting('outbox.join_retention')::interval));
-    IF seconds BETWEEN 0 AND 3153600000 THEN
+    IF seconds BETWEEN 0 AND century THEN
         PERFORM outbox._purge_joins(seconds * interval '1 second', rows_max);
     END IF;
 
