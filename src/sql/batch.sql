@@ -50,8 +50,11 @@ COMMENT ON COLUMN outbox.work_item.headers IS 'Whatever travels with the payload
 COMMENT ON COLUMN outbox.work_item.stream_id IS 'Messages of a stream come one after the other.';
 COMMENT ON COLUMN outbox.work_item.partition_number IS 'The partition of the stream.';
 COMMENT ON COLUMN outbox.work_item.attempts IS 'How often it was handed out, this time included.';
-COMMENT ON COLUMN outbox.work_item.status IS 'Bits of progress: 1 stored, 2 event stored, 4 published, 32768 failed.';
-COMMENT ON COLUMN outbox.work_item.flags IS '1 put in by this call, 2 taken over from a lease that has ended, 32 tried again after a failure.';
+COMMENT ON COLUMN outbox.work_item.status IS
+    'Bits of progress: 1 stored, 2 event stored, 4 published, 32768 failed.';
+COMMENT ON COLUMN outbox.work_item.flags IS
+    '1 put in by this call, 2 taken over from a lease that has ended, '
+    '32 tried again after a failure.';
 COMMENT ON COLUMN outbox.work_item.created_at IS 'When it was enqueued, or received.';
 COMMENT ON COLUMN outbox.work_item.sequence_order IS 'Ascends along a stream.';
 
@@ -90,7 +93,10 @@ RETURNS SETOF outbox.work_item
 LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'outbox_process_work_batch';
 
-COMMENT ON FUNCTION outbox.process_work_batch(uuid, text, text, integer, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, integer, integer, integer, integer, integer, integer) IS
+COMMENT ON FUNCTION outbox.process_work_batch(
+    uuid, text, text, integer, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb, jsonb,
+    jsonb, jsonb, jsonb, integer, integer, integer, integer, integer, integer
+) IS
     'A worker''s round trip: reports what was done, renews, adds, and takes new work.';
 
 CREATE FUNCTION outbox.heartbeat(
@@ -115,7 +121,11 @@ AS 'MODULE_PATHNAME', 'outbox_deregister_instance';
 COMMENT ON FUNCTION outbox.deregister_instance(uuid) IS
     'An instance leaves: its leases are given back. Returns how many there were.';
 
-CREATE FUNCTION outbox._owns_partition(instance_id uuid, instances uuid[], partition_number integer)
+CREATE FUNCTION outbox._owns_partition(
+    instance_id      uuid,
+    instances        uuid[],
+    partition_number integer
+)
 RETURNS boolean
 LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'outbox_owns_partition';

@@ -44,7 +44,11 @@ RETURN CASE WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_cron')
 COMMENT ON FUNCTION outbox._cron_database() IS
     'The database in which pg_cron is; null if it is nowhere.';
 
-CREATE FUNCTION outbox._run_elsewhere(database name, statement text, as_owner boolean)
+CREATE FUNCTION outbox._run_elsewhere(
+    database  name,
+    statement text,
+    as_owner  boolean
+)
 RETURNS void
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_run_elsewhere';
@@ -56,7 +60,10 @@ COMMENT ON FUNCTION outbox._run_elsewhere(name, text, boolean) IS
 --     Runs a statement where pg_cron is. In another database it is committed
 --     at once, whatever becomes of the caller's transaction, and is run by who
 --     is connected, or by the extension's owner.
-CREATE FUNCTION outbox._cron_call(statement text, as_owner boolean DEFAULT false)
+CREATE FUNCTION outbox._cron_call(
+    statement text,
+    as_owner  boolean DEFAULT false
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -79,7 +86,11 @@ $$;
 COMMENT ON FUNCTION outbox._cron_call(text, boolean) IS
     'Runs a statement where pg_cron is.';
 
-CREATE FUNCTION outbox._cron_schedule(name text, cron_schedule text, command text)
+CREATE FUNCTION outbox._cron_schedule(
+    name          text,
+    cron_schedule text,
+    command       text
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -102,7 +113,10 @@ COMMENT ON FUNCTION outbox._cron_schedule(text, text, text) IS
 -- _cron_unschedule(name, but_of)
 --     Ends the schedules of that name, whoever made them, but that of one role.
 --     Without pg_cron there are none.
-CREATE FUNCTION outbox._cron_unschedule(name text, but_of name DEFAULT NULL)
+CREATE FUNCTION outbox._cron_unschedule(
+    name   text,
+    but_of name DEFAULT NULL
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp

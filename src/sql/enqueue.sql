@@ -21,7 +21,9 @@ RETURNS uuid
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_enqueue_text';
 
-COMMENT ON FUNCTION outbox.enqueue(text, text, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid) IS
+COMMENT ON FUNCTION outbox.enqueue(
+    text, text, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+) IS
     'Puts a message into the queue; returns its message_id.';
 
 -- enqueue(topic, payload jsonb, ...)
@@ -45,7 +47,9 @@ RETURNS uuid
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_enqueue_jsonb';
 
-COMMENT ON FUNCTION outbox.enqueue(text, jsonb, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid) IS
+COMMENT ON FUNCTION outbox.enqueue(
+    text, jsonb, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+) IS
     'Puts a message into the queue; returns its message_id.';
 
 -- A type of its own, because a function cannot have an argument and a result
@@ -82,7 +86,9 @@ RETURNS outbox.enqueue_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_try_enqueue_text';
 
-COMMENT ON FUNCTION outbox.try_enqueue(text, text, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid) IS
+COMMENT ON FUNCTION outbox.try_enqueue(
+    text, text, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+) IS
     'Puts a message into the queue, and tells whether it is new.';
 
 -- try_enqueue(topic, payload jsonb, ...)
@@ -105,7 +111,9 @@ RETURNS outbox.enqueue_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_try_enqueue_jsonb';
 
-COMMENT ON FUNCTION outbox.try_enqueue(text, jsonb, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid) IS
+COMMENT ON FUNCTION outbox.try_enqueue(
+    text, jsonb, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+) IS
     'Puts a message into the queue, and tells whether it is new.';
 
 -- enqueue_many(topic, payloads, ...)

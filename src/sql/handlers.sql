@@ -52,7 +52,10 @@ AS 'MODULE_PATHNAME', 'outbox_register_handler';
 COMMENT ON FUNCTION outbox.register_handler(text, regprocedure, text, integer, integer) IS
     'Has a topic''s messages handled by a function, with the rights of the caller.';
 
-CREATE FUNCTION outbox.unregister_handler(topic text, namespace text DEFAULT 'default')
+CREATE FUNCTION outbox.unregister_handler(
+    topic     text,
+    namespace text DEFAULT 'default'
+)
 RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_unregister_handler';

@@ -7,7 +7,10 @@
 
 -- _require(what, value)
 --     Raises 22004 if the argument called what is null.
-CREATE FUNCTION outbox._require(what text, value anyelement)
+CREATE FUNCTION outbox._require(
+    what  text,
+    value anyelement
+)
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -25,7 +28,10 @@ COMMENT ON FUNCTION outbox._require(text, anyelement) IS 'Refuses a null.';
 -- _check_name(what, value)
 --     Raises 22004 if the argument called what is null, and 22023 if it is
 --     empty or longer than 255 characters.
-CREATE FUNCTION outbox._check_name(what text, value text)
+CREATE FUNCTION outbox._check_name(
+    what  text,
+    value text
+)
 RETURNS void
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'outbox_check_name_sql';
@@ -36,7 +42,10 @@ COMMENT ON FUNCTION outbox._check_name(text, text) IS
 -- _check_limit(what, value)
 --     Raises 22023 if the argument called what is less than 1. A null passes:
 --     it stands for the default.
-CREATE FUNCTION outbox._check_limit(what text, value integer)
+CREATE FUNCTION outbox._check_limit(
+    what  text,
+    value integer
+)
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp

@@ -258,7 +258,8 @@ SELECT h.id, h.message_id, h.source, h.handler_name, h.payload, h.headers,
        h.created_at, h.processed_at, false, NULL, NULL
   FROM outbox.inbox_dead h;
 
-COMMENT ON VIEW outbox.inbox IS 'Received messages: waiting, leased, failed, and done if they are kept.';
+COMMENT ON VIEW outbox.inbox IS
+    'Received messages: waiting, leased, failed, and done if they are kept.';
 COMMENT ON COLUMN outbox.inbox.id IS 'The work item.';
 COMMENT ON COLUMN outbox.inbox.message_id IS 'The message, as its sender calls it.';
 COMMENT ON COLUMN outbox.inbox.source IS 'Where it came from.';
@@ -266,7 +267,8 @@ COMMENT ON COLUMN outbox.inbox.handler_name IS 'Who is to handle it.';
 COMMENT ON COLUMN outbox.inbox.payload IS 'The message itself.';
 COMMENT ON COLUMN outbox.inbox.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.inbox.stream_id IS 'Messages of a stream are handled one after the other.';
-COMMENT ON COLUMN outbox.inbox.partition_number IS 'The share of the streams to which its stream belongs.';
+COMMENT ON COLUMN outbox.inbox.partition_number IS
+    'The share of the streams to which its stream belongs.';
 COMMENT ON COLUMN outbox.inbox.status IS '0 ready, 1 in progress, 2 done, 3 failed.';
 COMMENT ON COLUMN outbox.inbox.owner_token IS 'Who has the lease.';
 COMMENT ON COLUMN outbox.inbox.locked_until IS 'End of the lease.';
@@ -315,7 +317,9 @@ RETURNS SETOF outbox.message
 LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 50
 AS 'MODULE_PATHNAME', 'outbox_claim_inbox';
 
-COMMENT ON FUNCTION outbox.claim_inbox(uuid, integer, integer, text, text[], uuid, integer, integer) IS
+COMMENT ON FUNCTION outbox.claim_inbox(
+    uuid, integer, integer, text, text[], uuid, integer, integer
+) IS
     'Takes due messages from the inbox and leases them to the owner.';
 
 CREATE FUNCTION outbox.ack_inbox(
@@ -344,7 +348,9 @@ RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_nack_inbox';
 
-COMMENT ON FUNCTION outbox.nack_inbox(uuid, bigint[], text, interval, integer[], boolean, integer) IS
+COMMENT ON FUNCTION outbox.nack_inbox(
+    uuid, bigint[], text, interval, integer[], boolean, integer
+) IS
     'Hands messages of the inbox back to be tried again.';
 
 CREATE FUNCTION outbox.fail_inbox(
@@ -375,7 +381,10 @@ AS 'MODULE_PATHNAME', 'outbox_renew_inbox';
 COMMENT ON FUNCTION outbox.renew_inbox(uuid, bigint[], integer, integer[]) IS
     'Gives leases of the inbox more time.';
 
-CREATE FUNCTION outbox.release_inbox(owner_token uuid, ids bigint[] DEFAULT NULL)
+CREATE FUNCTION outbox.release_inbox(
+    owner_token uuid,
+    ids         bigint[] DEFAULT NULL
+)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_release_inbox';

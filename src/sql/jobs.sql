@@ -281,14 +281,21 @@ COMMENT ON COLUMN outbox.job_runs.created_at IS 'When it was made.';
 COMMENT ON COLUMN outbox.job_runs.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.job_runs.processed_by IS 'The owner who finished it.';
 
-CREATE FUNCTION outbox._topic_lane(namespace text, topic text)
+CREATE FUNCTION outbox._topic_lane(
+    namespace text,
+    topic     text
+)
 RETURNS bigint
 LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'outbox_topic_lane_sql';
 
 COMMENT ON FUNCTION outbox._topic_lane(text, text) IS 'The lane of a topic.';
 
-CREATE FUNCTION outbox._add_run(job_name text, topic text, payload text)
+CREATE FUNCTION outbox._add_run(
+    job_name text,
+    topic    text,
+    payload  text
+)
 RETURNS bigint
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_add_run';
@@ -376,7 +383,10 @@ COMMENT ON FUNCTION outbox.delete_job(text) IS
 --     A run of the job is due now; returns its id. pg_cron says scheduled:
 --     then there is at most one run a minute, and none if the job is disabled
 --     (null is returned).
-CREATE FUNCTION outbox.trigger_job(job_name text, scheduled boolean DEFAULT false)
+CREATE FUNCTION outbox.trigger_job(
+    job_name  text,
+    scheduled boolean DEFAULT false
+)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -408,7 +418,10 @@ $$;
 COMMENT ON FUNCTION outbox.trigger_job(text, boolean) IS
     'A run of a job is due now; returns its id.';
 
-CREATE FUNCTION outbox.set_job_enabled(job_name text, enabled boolean)
+CREATE FUNCTION outbox.set_job_enabled(
+    job_name text,
+    enabled  boolean
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -467,8 +480,8 @@ CREATE FUNCTION outbox.ack_job_runs(
     owner_token uuid,
     ids         bigint[],
     attempts    integer[] DEFAULT NULL,
-    strict      boolean DEFAULT false,
-    output      text DEFAULT NULL
+    strict      boolean   DEFAULT false,
+    output      text      DEFAULT NULL
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -480,26 +493,28 @@ COMMENT ON FUNCTION outbox.ack_job_runs(uuid, bigint[], integer[], boolean, text
 CREATE FUNCTION outbox.abandon_job_runs(
     owner_token  uuid,
     ids          bigint[],
-    error        text DEFAULT NULL,
-    delay        interval DEFAULT NULL,
+    error        text      DEFAULT NULL,
+    delay        interval  DEFAULT NULL,
     attempts     integer[] DEFAULT NULL,
-    strict       boolean DEFAULT false,
-    max_attempts integer DEFAULT NULL
+    strict       boolean   DEFAULT false,
+    max_attempts integer   DEFAULT NULL
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_nack_job_runs';
 
-COMMENT ON FUNCTION outbox.abandon_job_runs(uuid, bigint[], text, interval, integer[], boolean, integer) IS
+COMMENT ON FUNCTION outbox.abandon_job_runs(
+    uuid, bigint[], text, interval, integer[], boolean, integer
+) IS
     'Hands runs of jobs back to be tried again.';
 
 CREATE FUNCTION outbox.fail_job_runs(
     owner_token uuid,
     ids         bigint[],
-    error       text DEFAULT NULL,
-    reason      smallint DEFAULT NULL,
+    error       text      DEFAULT NULL,
+    reason      smallint  DEFAULT NULL,
     attempts    integer[] DEFAULT NULL,
-    strict      boolean DEFAULT false
+    strict      boolean   DEFAULT false
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -511,7 +526,7 @@ COMMENT ON FUNCTION outbox.fail_job_runs(uuid, bigint[], text, smallint, integer
 CREATE FUNCTION outbox.renew_job_runs(
     owner_token   uuid,
     ids           bigint[],
-    lease_seconds integer DEFAULT NULL,
+    lease_seconds integer   DEFAULT NULL,
     attempts      integer[] DEFAULT NULL
 )
 RETURNS integer
@@ -521,9 +536,7 @@ AS 'MODULE_PATHNAME', 'outbox_renew_job_runs';
 COMMENT ON FUNCTION outbox.renew_job_runs(uuid, bigint[], integer, integer[]) IS
     'Gives leases of runs of jobs more time.';
 
-CREATE FUNCTION outbox.reap_expired_job_runs(
-    batch_limit integer DEFAULT NULL
-)
+CREATE FUNCTION outbox.reap_expired_job_runs(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_reap_job_runs';

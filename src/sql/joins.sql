@@ -232,7 +232,10 @@ COMMENT ON FUNCTION outbox._lock_join(uuid) IS
 --     Makes a message a step of a join; again is as good as once. It does not
 --     count: what has ended already, or is just ending, is left to who
 --     evaluates waits.
-CREATE FUNCTION outbox.attach_message_to_join(join_id uuid, message_id uuid)
+CREATE FUNCTION outbox.attach_message_to_join(
+    join_id    uuid,
+    message_id uuid
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -298,10 +301,15 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox.enqueue_step(uuid, text, text, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid) IS
+COMMENT ON FUNCTION outbox.enqueue_step(
+    uuid, text, text, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+) IS
     'Enqueues a message and makes it a step of a join.';
 
-CREATE FUNCTION outbox.report_step_completed(join_id uuid, message_id uuid)
+CREATE FUNCTION outbox.report_step_completed(
+    join_id    uuid,
+    message_id uuid
+)
 RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_report_step_completed';
@@ -309,7 +317,10 @@ AS 'MODULE_PATHNAME', 'outbox_report_step_completed';
 COMMENT ON FUNCTION outbox.report_step_completed(uuid, uuid) IS
     'A step of a join is done.';
 
-CREATE FUNCTION outbox.report_step_failed(join_id uuid, message_id uuid)
+CREATE FUNCTION outbox.report_step_failed(
+    join_id    uuid,
+    message_id uuid
+)
 RETURNS void
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_report_step_failed';

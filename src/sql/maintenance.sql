@@ -1,6 +1,9 @@
 -- maintenance.sql: what is no longer kept. Serves archive.c.
 
-CREATE FUNCTION outbox._make_archive_partition(keep integer, at timestamptz)
+CREATE FUNCTION outbox._make_archive_partition(
+    keep integer,
+    at   timestamptz
+)
 RETURNS void
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_make_archive_partition';
@@ -8,7 +11,11 @@ AS 'MODULE_PATHNAME', 'outbox_make_archive_partition';
 COMMENT ON FUNCTION outbox._make_archive_partition(integer, timestamptz) IS
     'Makes the partition of the archive for this time, unless it is there.';
 
-CREATE FUNCTION outbox._dedupe_digest(namespace text, topic text, dedupe_key text)
+CREATE FUNCTION outbox._dedupe_digest(
+    namespace  text,
+    topic      text,
+    dedupe_key text
+)
 RETURNS uuid
 LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'outbox_dedupe_digest_sql';
@@ -54,7 +61,11 @@ COMMENT ON FUNCTION outbox._drop_partition(regclass) IS
 
 -- _purge_rows(tab, condition, batch_limit)
 --     Deletes rows of a history table with their dedupe keys; how many.
-CREATE FUNCTION outbox._purge_rows(tab regclass, condition text, batch_limit integer)
+CREATE FUNCTION outbox._purge_rows(
+    tab         regclass,
+    condition   text,
+    batch_limit integer
+)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -112,7 +123,10 @@ COMMENT ON FUNCTION outbox._sweep_dedupe(integer) IS
 -- _purge_joins(retention, batch_limit)
 --     Deletes joins that ended so long ago, with their members, unless somebody
 --     still waits for them; how many.
-CREATE FUNCTION outbox._purge_joins(retention interval, batch_limit integer)
+CREATE FUNCTION outbox._purge_joins(
+    retention   interval,
+    batch_limit integer
+)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp

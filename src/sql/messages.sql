@@ -102,7 +102,8 @@ SELECT d.id,
 COMMENT ON VIEW outbox.messages IS
     'Every message, waiting, leased or finished, one row each.';
 COMMENT ON COLUMN outbox.messages.id IS 'The work item; constant for the life of the message.';
-COMMENT ON COLUMN outbox.messages.message_id IS 'The logical message, constant across retries and replays.';
+COMMENT ON COLUMN outbox.messages.message_id IS
+    'The logical message, constant across retries and replays.';
 COMMENT ON COLUMN outbox.messages.namespace IS 'Keeps applications apart that share the database.';
 COMMENT ON COLUMN outbox.messages.topic IS 'What the message is about.';
 COMMENT ON COLUMN outbox.messages.payload IS 'The message itself; never parsed.';
@@ -110,18 +111,23 @@ COMMENT ON COLUMN outbox.messages.headers IS 'Whatever travels with the payload.
 COMMENT ON COLUMN outbox.messages.correlation_id IS 'Ties messages together, for their users.';
 COMMENT ON COLUMN outbox.messages.tenant_id IS 'Whose message it is.';
 COMMENT ON COLUMN outbox.messages.dedupe_key IS 'No two messages of a topic have the same.';
-COMMENT ON COLUMN outbox.messages.stream_id IS 'Messages of a stream are delivered one after the other.';
-COMMENT ON COLUMN outbox.messages.partition_number IS 'The share of the streams to which it belongs.';
-COMMENT ON COLUMN outbox.messages.status IS '0 ready, 1 in progress, 2 done, 3 failed; see outbox.status_name.';
+COMMENT ON COLUMN outbox.messages.stream_id IS
+    'Messages of a stream are delivered one after the other.';
+COMMENT ON COLUMN outbox.messages.partition_number IS
+    'The share of the streams to which it belongs.';
+COMMENT ON COLUMN outbox.messages.status IS
+    '0 ready, 1 in progress, 2 done, 3 failed; see outbox.status_name.';
 COMMENT ON COLUMN outbox.messages.owner_token IS 'Who has the lease.';
 COMMENT ON COLUMN outbox.messages.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.messages.attempts IS 'How often it was handed out.';
 COMMENT ON COLUMN outbox.messages.retry_count IS 'How often it was handed back as not done.';
-COMMENT ON COLUMN outbox.messages.next_attempt_at IS 'Not to be delivered before; null when finished.';
+COMMENT ON COLUMN outbox.messages.next_attempt_at IS
+    'Not to be delivered before; null when finished.';
 COMMENT ON COLUMN outbox.messages.due_time IS 'Not to be delivered before, as given to enqueue.';
 COMMENT ON COLUMN outbox.messages.expires_at IS 'Not to be delivered from then on.';
 COMMENT ON COLUMN outbox.messages.last_error IS 'What the worker said of the last failed attempt.';
-COMMENT ON COLUMN outbox.messages.failure_reason IS 'Why the last attempt, or the message, failed; 0 if none did.';
+COMMENT ON COLUMN outbox.messages.failure_reason IS
+    'Why the last attempt, or the message, failed; 0 if none did.';
 COMMENT ON COLUMN outbox.messages.progress IS 'Bits of what was achieved so far.';
 COMMENT ON COLUMN outbox.messages.created_at IS 'When it was enqueued.';
 COMMENT ON COLUMN outbox.messages.updated_at IS 'When it was last changed.';

@@ -68,7 +68,8 @@ COMMENT ON TABLE outbox.queue IS
     'Messages that are ready or in progress. Look at outbox.messages instead.';
 COMMENT ON COLUMN outbox.queue.id IS 'The work item; constant for the life of the message.';
 COMMENT ON COLUMN outbox.queue.lane IS
-    'Where a claim finds the message: a hash of namespace and topic, or of the owner who alone may take it.';
+    'Where a claim finds the message: a hash of namespace and topic, '
+    'or of the owner who alone may take it.';
 COMMENT ON COLUMN outbox.queue.ready_at IS
     'Place in the lane; infinity while the message waits behind another of its stream.';
 COMMENT ON COLUMN outbox.queue.next_attempt_at IS 'Not to be delivered before.';
@@ -83,12 +84,14 @@ COMMENT ON COLUMN outbox.queue.progress IS 'Bits of what was achieved so far.';
 COMMENT ON COLUMN outbox.queue.status IS '0 ready, 1 in progress.';
 COMMENT ON COLUMN outbox.queue.failure_reason IS 'Why the last attempt failed; 0 if none did.';
 COMMENT ON COLUMN outbox.queue.created_at IS 'When the message was enqueued.';
-COMMENT ON COLUMN outbox.queue.message_id IS 'The logical message, constant across retries and replays.';
+COMMENT ON COLUMN outbox.queue.message_id IS
+    'The logical message, constant across retries and replays.';
 COMMENT ON COLUMN outbox.queue.stream_seq IS 'Place in the stream.';
 COMMENT ON COLUMN outbox.queue.due_time IS 'Not to be delivered before, as given to enqueue.';
 COMMENT ON COLUMN outbox.queue.expires_at IS 'Not to be delivered from then on.';
 COMMENT ON COLUMN outbox.queue.tenant_id IS 'Whose message it is.';
-COMMENT ON COLUMN outbox.queue.stream_id IS 'Messages of a stream are delivered one after the other.';
+COMMENT ON COLUMN outbox.queue.stream_id IS
+    'Messages of a stream are delivered one after the other.';
 COMMENT ON COLUMN outbox.queue.namespace IS 'Keeps applications apart that share the database.';
 COMMENT ON COLUMN outbox.queue.topic IS 'What the message is about.';
 COMMENT ON COLUMN outbox.queue.correlation_id IS 'Ties messages together, for their users.';

@@ -16,7 +16,8 @@ CREATE TABLE outbox.receptor_processing (
 COMMENT ON TABLE outbox.receptor_processing IS 'What receptors have made of messages.';
 COMMENT ON COLUMN outbox.receptor_processing.message_id IS 'The message.';
 COMMENT ON COLUMN outbox.receptor_processing.receptor_name IS 'The receptor.';
-COMMENT ON COLUMN outbox.receptor_processing.status IS '1 in progress, 2 done, 3 failed, or what the receptor says.';
+COMMENT ON COLUMN outbox.receptor_processing.status IS
+    '1 in progress, 2 done, 3 failed, or what the receptor says.';
 COMMENT ON COLUMN outbox.receptor_processing.attempts IS 'How often it was tried.';
 COMMENT ON COLUMN outbox.receptor_processing.error IS 'What went wrong the last time.';
 COMMENT ON COLUMN outbox.receptor_processing.started_at IS 'When it was first tried.';
@@ -64,7 +65,10 @@ COMMENT ON FUNCTION outbox._note_receptors(uuid[], text[], integer[], text[], bo
 
 -- start_receptor(message_id, receptor_name)
 --     A receptor begins with a message; false if it is done with it already.
-CREATE FUNCTION outbox.start_receptor(message_id uuid, receptor_name text)
+CREATE FUNCTION outbox.start_receptor(
+    message_id    uuid,
+    receptor_name text
+)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -84,7 +88,11 @@ $$;
 COMMENT ON FUNCTION outbox.start_receptor(uuid, text) IS
     'A receptor begins with a message; false if it is done with it already.';
 
-CREATE FUNCTION outbox.complete_receptor(message_id uuid, receptor_name text, status integer DEFAULT 2)
+CREATE FUNCTION outbox.complete_receptor(
+    message_id    uuid,
+    receptor_name text,
+    status        integer DEFAULT 2
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -100,7 +108,11 @@ $$;
 COMMENT ON FUNCTION outbox.complete_receptor(uuid, text, integer) IS
     'A receptor is done with a message.';
 
-CREATE FUNCTION outbox.fail_receptor(message_id uuid, receptor_name text, error text DEFAULT NULL)
+CREATE FUNCTION outbox.fail_receptor(
+    message_id    uuid,
+    receptor_name text,
+    error         text DEFAULT NULL
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -129,8 +141,10 @@ CREATE TABLE outbox.perspective_checkpoints (
 COMMENT ON TABLE outbox.perspective_checkpoints IS 'How far perspectives have come with streams.';
 COMMENT ON COLUMN outbox.perspective_checkpoints.stream_id IS 'The stream.';
 COMMENT ON COLUMN outbox.perspective_checkpoints.perspective_name IS 'The perspective.';
-COMMENT ON COLUMN outbox.perspective_checkpoints.last_message_id IS 'The last message it has taken in.';
-COMMENT ON COLUMN outbox.perspective_checkpoints.status IS '1 in progress, 2 done, 3 failed, or what the perspective says.';
+COMMENT ON COLUMN outbox.perspective_checkpoints.last_message_id IS
+    'The last message it has taken in.';
+COMMENT ON COLUMN outbox.perspective_checkpoints.status IS
+    '1 in progress, 2 done, 3 failed, or what the perspective says.';
 COMMENT ON COLUMN outbox.perspective_checkpoints.error IS 'What went wrong the last time.';
 COMMENT ON COLUMN outbox.perspective_checkpoints.processed_at IS 'When it last came on, or failed.';
 
@@ -166,13 +180,18 @@ AS $$
            processed_at = excluded.processed_at
 $$;
 
-COMMENT ON FUNCTION outbox._note_perspectives(uuid[], text[], uuid[], integer[], text[], boolean[]) IS
+COMMENT ON FUNCTION outbox._note_perspectives(
+    uuid[], text[], uuid[], integer[], text[], boolean[]
+) IS
     'Writes down how far perspectives have come.';
 
 -- start_perspective(stream_id, perspective_name)
 --     A perspective begins with a stream, after this message; null: from the
 --     start.
-CREATE FUNCTION outbox.start_perspective(stream_id uuid, perspective_name text)
+CREATE FUNCTION outbox.start_perspective(
+    stream_id        uuid,
+    perspective_name text
+)
 RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

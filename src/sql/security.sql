@@ -117,7 +117,11 @@ $$;
 COMMENT ON FUNCTION outbox.grant_admin(regrole) IS
     'Lets a role do all that the extension offers.';
 
-CREATE FUNCTION outbox._grant(role regrole, functions text[], relations text[])
+CREATE FUNCTION outbox._grant(
+    role      regrole,
+    functions text[],
+    relations text[]
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp

@@ -299,7 +299,7 @@ CREATE FUNCTION outbox.ack_timers(
     owner_token uuid,
     ids         bigint[],
     attempts    integer[] DEFAULT NULL,
-    strict      boolean DEFAULT false
+    strict      boolean   DEFAULT false
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -311,26 +311,28 @@ COMMENT ON FUNCTION outbox.ack_timers(uuid, bigint[], integer[], boolean) IS
 CREATE FUNCTION outbox.abandon_timers(
     owner_token  uuid,
     ids          bigint[],
-    error        text DEFAULT NULL,
-    delay        interval DEFAULT NULL,
+    error        text      DEFAULT NULL,
+    delay        interval  DEFAULT NULL,
     attempts     integer[] DEFAULT NULL,
-    strict       boolean DEFAULT false,
-    max_attempts integer DEFAULT NULL
+    strict       boolean   DEFAULT false,
+    max_attempts integer   DEFAULT NULL
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_nack_timers';
 
-COMMENT ON FUNCTION outbox.abandon_timers(uuid, bigint[], text, interval, integer[], boolean, integer) IS
+COMMENT ON FUNCTION outbox.abandon_timers(
+    uuid, bigint[], text, interval, integer[], boolean, integer
+) IS
     'Hands timers back to be tried again.';
 
 CREATE FUNCTION outbox.fail_timers(
     owner_token uuid,
     ids         bigint[],
-    error       text DEFAULT NULL,
-    reason      smallint DEFAULT NULL,
+    error       text      DEFAULT NULL,
+    reason      smallint  DEFAULT NULL,
     attempts    integer[] DEFAULT NULL,
-    strict      boolean DEFAULT false
+    strict      boolean   DEFAULT false
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -342,7 +344,7 @@ COMMENT ON FUNCTION outbox.fail_timers(uuid, bigint[], text, smallint, integer[]
 CREATE FUNCTION outbox.renew_timers(
     owner_token   uuid,
     ids           bigint[],
-    lease_seconds integer DEFAULT NULL,
+    lease_seconds integer   DEFAULT NULL,
     attempts      integer[] DEFAULT NULL
 )
 RETURNS integer
@@ -352,9 +354,7 @@ AS 'MODULE_PATHNAME', 'outbox_renew_timers';
 COMMENT ON FUNCTION outbox.renew_timers(uuid, bigint[], integer, integer[]) IS
     'Gives leases of timers more time.';
 
-CREATE FUNCTION outbox.reap_expired_timers(
-    batch_limit integer DEFAULT NULL
-)
+CREATE FUNCTION outbox.reap_expired_timers(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_reap_timers';

@@ -99,12 +99,17 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox.configure_topic(text, text, integer, interval, interval, interval, interval, boolean, boolean) IS
+COMMENT ON FUNCTION outbox.configure_topic(
+    text, text, integer, interval, interval, interval, interval, boolean, boolean
+) IS
     'Sets what is given of a topic''s policy; what is null stays as it is.';
 
 -- reset_topic(topic, namespace)
 --     Forgets a topic's policy: all is as the settings say. True if there was one.
-CREATE FUNCTION outbox.reset_topic(topic text, namespace text DEFAULT 'default')
+CREATE FUNCTION outbox.reset_topic(
+    topic     text,
+    namespace text DEFAULT 'default'
+)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -122,7 +127,11 @@ $$;
 COMMENT ON FUNCTION outbox.reset_topic(text, text) IS
     'Forgets a topic''s policy.';
 
-CREATE FUNCTION outbox._set_paused(topic text, namespace text, paused boolean)
+CREATE FUNCTION outbox._set_paused(
+    topic     text,
+    namespace text,
+    paused    boolean
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -143,7 +152,10 @@ COMMENT ON FUNCTION outbox._set_paused(text, text, boolean) IS
 
 -- pause_topic(topic, namespace)
 --     No message of the topic is handed out any more; leases go on.
-CREATE FUNCTION outbox.pause_topic(topic text, namespace text DEFAULT 'default')
+CREATE FUNCTION outbox.pause_topic(
+    topic     text,
+    namespace text DEFAULT 'default'
+)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -152,7 +164,10 @@ AS $$ SELECT outbox._set_paused(topic, namespace, true) $$;
 COMMENT ON FUNCTION outbox.pause_topic(text, text) IS
     'Stops the delivery of a topic''s messages.';
 
-CREATE FUNCTION outbox.resume_topic(topic text, namespace text DEFAULT 'default')
+CREATE FUNCTION outbox.resume_topic(
+    topic     text,
+    namespace text DEFAULT 'default'
+)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

@@ -77,10 +77,12 @@ COMMENT ON COLUMN outbox.topic_stats.namespace IS 'The namespace.';
 COMMENT ON COLUMN outbox.topic_stats.topic IS 'The topic.';
 COMMENT ON COLUMN outbox.topic_stats.ready IS 'Messages that can be claimed.';
 COMMENT ON COLUMN outbox.topic_stats.delayed IS 'Messages that are not due yet.';
-COMMENT ON COLUMN outbox.topic_stats.waiting_in_stream IS 'Messages that wait behind another of their stream.';
+COMMENT ON COLUMN outbox.topic_stats.waiting_in_stream IS
+    'Messages that wait behind another of their stream.';
 COMMENT ON COLUMN outbox.topic_stats.in_progress IS 'Messages that are leased.';
 COMMENT ON COLUMN outbox.topic_stats.expired IS 'Of these, those whose lease has ended.';
-COMMENT ON COLUMN outbox.topic_stats.oldest_ready_at IS 'Since when the oldest of the ready can be claimed.';
+COMMENT ON COLUMN outbox.topic_stats.oldest_ready_at IS
+    'Since when the oldest of the ready can be claimed.';
 COMMENT ON COLUMN outbox.topic_stats.dead IS 'Messages that have failed.';
 COMMENT ON COLUMN outbox.topic_stats.paused IS 'Whether the topic is paused.';
 
@@ -136,7 +138,8 @@ COMMENT ON COLUMN outbox.leases.owner_token IS 'Who has the lease.';
 COMMENT ON COLUMN outbox.leases.attempts IS 'How often the message was handed out.';
 COMMENT ON COLUMN outbox.leases.leased_at IS 'When the lease was taken or renewed.';
 COMMENT ON COLUMN outbox.leases.locked_until IS 'End of the lease.';
-COMMENT ON COLUMN outbox.leases.expired IS 'Whether it has ended, and nobody has taken the message yet.';
+COMMENT ON COLUMN outbox.leases.expired IS
+    'Whether it has ended, and nobody has taken the message yet.';
 
 CREATE VIEW outbox.stream_heads AS
 WITH RECURSIVE streams(stream_id) AS (
@@ -161,7 +164,8 @@ SELECT s.stream_id,
 COMMENT ON VIEW outbox.stream_heads IS
     'Of each stream the first message that is not finished: the one all others wait for.';
 COMMENT ON COLUMN outbox.stream_heads.stream_id IS 'The stream.';
-COMMENT ON COLUMN outbox.stream_heads.partition_number IS 'The share of the streams to which it belongs.';
+COMMENT ON COLUMN outbox.stream_heads.partition_number IS
+    'The share of the streams to which it belongs.';
 COMMENT ON COLUMN outbox.stream_heads.id IS 'The work item.';
 COMMENT ON COLUMN outbox.stream_heads.message_id IS 'The logical message.';
 COMMENT ON COLUMN outbox.stream_heads.namespace IS 'Its namespace.';
@@ -171,7 +175,8 @@ COMMENT ON COLUMN outbox.stream_heads.owner_token IS 'Who has the lease.';
 COMMENT ON COLUMN outbox.stream_heads.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.stream_heads.attempts IS 'How often it was handed out.';
 COMMENT ON COLUMN outbox.stream_heads.next_attempt_at IS 'Not to be delivered before.';
-COMMENT ON COLUMN outbox.stream_heads.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.stream_heads.last_error IS
+    'What the worker said of the last failed attempt.';
 COMMENT ON COLUMN outbox.stream_heads.created_at IS 'When it was enqueued.';
 
 CREATE VIEW outbox.join_progress AS

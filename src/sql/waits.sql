@@ -13,7 +13,11 @@ AS 'MODULE_PATHNAME', 'outbox_in_progress';
 COMMENT ON FUNCTION outbox._in_progress(xid) IS
     'Whether a transaction, other than this one, has not ended.';
 
-CREATE FUNCTION outbox._put_back(owner_token uuid, id bigint, at timestamptz)
+CREATE FUNCTION outbox._put_back(
+    owner_token uuid,
+    id          bigint,
+    at          timestamptz
+)
 RETURNS void
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_put_back';
@@ -21,7 +25,10 @@ AS 'MODULE_PATHNAME', 'outbox_put_back';
 COMMENT ON FUNCTION outbox._put_back(uuid, bigint, timestamptz) IS
     'Gives a lease back until some time; the attempt does not count.';
 
-CREATE FUNCTION outbox._ack_wait(owner_token uuid, id bigint)
+CREATE FUNCTION outbox._ack_wait(
+    owner_token uuid,
+    id          bigint
+)
 RETURNS void
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_ack_wait';
@@ -214,7 +221,11 @@ COMMENT ON FUNCTION outbox._settle_join_doubts(integer) IS
 --     Gives a member its outcome, a message's status: how many steps that adds
 --     to the join; null if somebody else is just changing the join or the
 --     member.
-CREATE FUNCTION outbox._count_late(join_id uuid, message_id uuid, status smallint)
+CREATE FUNCTION outbox._count_late(
+    join_id    uuid,
+    message_id uuid,
+    status     smallint
+)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -246,7 +257,10 @@ COMMENT ON FUNCTION outbox._count_late(uuid, uuid, smallint) IS
 
 -- _evaluate_wait(owner_token, wait)
 --     Decides what comes of a wait that is leased to us.
-CREATE FUNCTION outbox._evaluate_wait(owner_token uuid, wait outbox.message)
+CREATE FUNCTION outbox._evaluate_wait(
+    owner_token uuid,
+    wait        outbox.message
+)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp

@@ -21,7 +21,8 @@ CREATE TYPE outbox.message AS (
 
 COMMENT ON TYPE outbox.message IS 'A message as it is handed to a worker.';
 COMMENT ON COLUMN outbox.message.id IS 'The work item: what ack and the others want.';
-COMMENT ON COLUMN outbox.message.message_id IS 'The logical message, constant across retries and replays.';
+COMMENT ON COLUMN outbox.message.message_id IS
+    'The logical message, constant across retries and replays.';
 COMMENT ON COLUMN outbox.message.namespace IS 'Keeps applications apart that share the database.';
 COMMENT ON COLUMN outbox.message.topic IS 'What the message is about.';
 COMMENT ON COLUMN outbox.message.payload IS 'The message itself.';
@@ -29,7 +30,8 @@ COMMENT ON COLUMN outbox.message.headers IS 'Whatever travels with the payload.'
 COMMENT ON COLUMN outbox.message.correlation_id IS 'Ties messages together, for their users.';
 COMMENT ON COLUMN outbox.message.tenant_id IS 'Whose message it is.';
 COMMENT ON COLUMN outbox.message.dedupe_key IS 'No two messages of a topic have the same.';
-COMMENT ON COLUMN outbox.message.stream_id IS 'Messages of a stream are delivered one after the other.';
+COMMENT ON COLUMN outbox.message.stream_id IS
+    'Messages of a stream are delivered one after the other.';
 COMMENT ON COLUMN outbox.message.attempts IS 'How often it was handed out, this time included.';
 COMMENT ON COLUMN outbox.message.retry_count IS 'How often it was handed back as not done.';
 COMMENT ON COLUMN outbox.message.created_at IS 'When it was enqueued.';
