@@ -36,7 +36,8 @@ CREATE FUNCTION outbox._cron_database()
 RETURNS name
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
-RETURN CASE WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_cron') THEN current_database()
+RETURN CASE WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_cron')
+            THEN current_database()
             ELSE (SELECT d.datname FROM pg_database d
                    WHERE d.datname = current_setting('cron.database_name', true)
                      AND d.datname <> current_database()) END;
@@ -74,7 +75,8 @@ BEGIN
     IF place IS NULL THEN
         RAISE EXCEPTION 'pg_cron is not installed'
             USING ERRCODE = 'feature_not_supported',
-                  HINT = 'Add pg_cron to shared_preload_libraries, and run CREATE EXTENSION pg_cron in the database that cron.database_name names.';
+                  HINT = 'Add pg_cron to shared_preload_libraries, and run CREATE EXTENSION '
+                         'pg_cron in the database that cron.database_name names.';
     ELSIF place = current_database() THEN
         EXECUTE statement;
     ELSE
@@ -97,7 +99,8 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF outbox._cron_database() = current_database() THEN
-        PERFORM outbox._cron_call(format('SELECT cron.schedule(%L, %L, %L)', name, cron_schedule, command));
+        PERFORM outbox._cron_call(format('SELECT cron.schedule(%L, %L, %L)',
+                                         name, cron_schedule, command));
     ELSE
         PERFORM outbox._cron_call(format('SELECT cron.schedule_in_database(%L, %L, %L, %L)',
                                          name, cron_schedule, command, current_database()));
@@ -123,7 +126,8 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM outbox._cron_call(
-        format('SELECT cron.unschedule(j.jobid) FROM cron.job j WHERE j.jobname = %L AND j.username <> %L',
+        format('SELECT cron.unschedule(j.jobid) FROM cron.job j '
+               'WHERE j.jobname = %L AND j.username <> %L',
                name, coalesce(but_of, '')), true);
 EXCEPTION
     WHEN feature_not_supported THEN

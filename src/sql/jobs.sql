@@ -310,7 +310,9 @@ AS $$
 BEGIN
     RAISE EXCEPTION 'job "%" does not exist', job_name
         USING ERRCODE = 'undefined_object',
-              HINT = format('If pg_cron still triggers it, end that with SELECT cron.unschedule(jobid) FROM cron.job WHERE jobname = %L in the database of pg_cron.',
+              HINT = format('If pg_cron still triggers it, end that with '
+                            'SELECT cron.unschedule(jobid) FROM cron.job WHERE jobname = %L '
+                            'in the database of pg_cron.',
                             outbox._cron_name(job_name));
 END
 $$;
@@ -401,9 +403,11 @@ BEGIN
     ELSE
         SELECT * INTO job FROM outbox.jobs j WHERE j.job_name = trigger_job.job_name FOR UPDATE;
         -- schedules by the second, of later pg_crons, are not told apart
-        IF FOUND AND (NOT job.enabled
-                      OR (job.cron_schedule !~* 'second'
-                          AND date_trunc('minute', job.last_fired_at) = date_trunc('minute', tick))) THEN
+        IF FOUND
+           AND (NOT job.enabled
+                OR (job.cron_schedule !~* 'second'
+                    AND date_trunc('minute', job.last_fired_at) = date_trunc('minute', tick)))
+        THEN
             RETURN NULL;
         END IF;
         UPDATE outbox.jobs j SET last_fired_at = tick WHERE j.job_name = trigger_job.job_name;

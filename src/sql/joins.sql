@@ -185,10 +185,12 @@ BEGIN
         RAISE EXCEPTION 'grouping_key must not be longer than 255 characters'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    INSERT INTO outbox.joins (join_id, grouping_key, expected_steps, metadata, created_at, last_updated_at)
+    INSERT INTO outbox.joins
+        (join_id, grouping_key, expected_steps, metadata, created_at, last_updated_at)
     VALUES (new_id, nullif(start_join.grouping_key, ''),
             start_join.expected_steps, start_join.metadata, since, since);
-    PERFORM outbox._log(format('outbox join: %s started, %s steps', new_id, start_join.expected_steps));
+    PERFORM outbox._log(format('outbox join: %s started, %s steps',
+                               new_id, start_join.expected_steps));
     RETURN new_id;
 END
 $$;

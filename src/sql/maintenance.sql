@@ -170,13 +170,17 @@ DECLARE
     finished record;
 BEGIN
     FOR finished IN
-        SELECT format('%s_%s', store, ending) AS tab, CASE ending WHEN 'done' THEN done ELSE dead END AS keep
-          FROM unnest(ARRAY['inbox', 'timer', 'run']) store, unnest(ARRAY['done', 'dead']) ending
+        SELECT format('%s_%s', store, ending) AS tab,
+               CASE ending WHEN 'done' THEN done ELSE dead END AS keep
+          FROM unnest(ARRAY['inbox', 'timer', 'run']) store,
+               unnest(ARRAY['done', 'dead']) ending
     LOOP
         CONTINUE WHEN finished.keep < '0';
         EXECUTE format(
             'DELETE FROM outbox.%1$I WHERE ctid = ANY (ARRAY(
-                 SELECT ctid FROM outbox.%1$I WHERE processed_at < $1 ORDER BY processed_at LIMIT $2))',
+                 SELECT ctid FROM outbox.%1$I
+                  WHERE processed_at < $1
+                  ORDER BY processed_at LIMIT $2))',
             finished.tab)
         USING clock_timestamp() - finished.keep, batch_limit;
     END LOOP;
@@ -184,7 +188,8 @@ BEGIN
      WHERE seen >= '0' AND d.message_id IN (
                SELECT o.message_id FROM outbox.message_deduplication o
                 WHERE o.first_seen_at < clock_timestamp() - seen
-                  AND NOT EXISTS (SELECT FROM outbox.inbox_queue q WHERE q.message_id = o.message_id)
+                  AND NOT EXISTS (SELECT FROM outbox.inbox_queue q
+                                   WHERE q.message_id = o.message_id)
                 ORDER BY o.first_seen_at
                 LIMIT batch_limit
                   FOR UPDATE SKIP LOCKED);

@@ -44,7 +44,8 @@ AS $$
     INSERT INTO outbox.receptor_processing AS r
         (message_id, receptor_name, status, attempts, error, processed_at)
     SELECT e.message_id, e.receptor_name,
-           (array_agg(coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END) ORDER BY e.n DESC))[1],
+           (array_agg(coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END)
+                      ORDER BY e.n DESC))[1],
            count(DISTINCT e.failed),
            (array_agg(e.error ORDER BY e.n DESC))[1],
            CASE WHEN NOT (array_agg(e.failed ORDER BY e.n DESC))[1] THEN clock_timestamp() END
@@ -100,8 +101,9 @@ AS $$
 BEGIN
     PERFORM outbox._require('message_id', complete_receptor.message_id),
             outbox._check_name('receptor_name', complete_receptor.receptor_name),
-            outbox._note_receptors(ARRAY[complete_receptor.message_id], ARRAY[complete_receptor.receptor_name],
-                                   ARRAY[complete_receptor.status], ARRAY[NULL::text], ARRAY[false]);
+            outbox._note_receptors(
+                ARRAY[complete_receptor.message_id], ARRAY[complete_receptor.receptor_name],
+                ARRAY[complete_receptor.status], ARRAY[NULL::text], ARRAY[false]);
 END
 $$;
 
@@ -120,8 +122,9 @@ AS $$
 BEGIN
     PERFORM outbox._require('message_id', fail_receptor.message_id),
             outbox._check_name('receptor_name', fail_receptor.receptor_name),
-            outbox._note_receptors(ARRAY[fail_receptor.message_id], ARRAY[fail_receptor.receptor_name],
-                                   ARRAY[NULL::integer], ARRAY[fail_receptor.error], ARRAY[true]);
+            outbox._note_receptors(
+                ARRAY[fail_receptor.message_id], ARRAY[fail_receptor.receptor_name],
+                ARRAY[NULL::integer], ARRAY[fail_receptor.error], ARRAY[true]);
 END
 $$;
 
@@ -166,8 +169,10 @@ AS $$
     INSERT INTO outbox.perspective_checkpoints AS p
         (stream_id, perspective_name, last_message_id, status, error)
     SELECT e.stream_id, e.perspective_name,
-           (array_agg(e.last_message_id ORDER BY e.n DESC) FILTER (WHERE e.last_message_id IS NOT NULL))[1],
-           (array_agg(coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END) ORDER BY e.n DESC))[1],
+           (array_agg(e.last_message_id ORDER BY e.n DESC)
+                FILTER (WHERE e.last_message_id IS NOT NULL))[1],
+           (array_agg(coalesce(e.status, CASE WHEN e.failed THEN 3 ELSE 2 END)
+                      ORDER BY e.n DESC))[1],
            (array_agg(e.error ORDER BY e.n DESC))[1]
       FROM unnest(stream_ids, perspective_names, last_message_ids, statuses, errors, failed)
            WITH ORDINALITY e(stream_id, perspective_name, last_message_id, status, error, failed, n)
@@ -226,9 +231,11 @@ BEGIN
     PERFORM outbox._require('stream_id', complete_perspective.stream_id),
             outbox._check_name('perspective_name', complete_perspective.perspective_name),
             outbox._require('last_message_id', complete_perspective.last_message_id),
-            outbox._note_perspectives(ARRAY[complete_perspective.stream_id], ARRAY[complete_perspective.perspective_name],
-                                      ARRAY[complete_perspective.last_message_id], ARRAY[complete_perspective.status],
-                                      ARRAY[NULL::text], ARRAY[false]);
+            outbox._note_perspectives(
+                ARRAY[complete_perspective.stream_id],
+                ARRAY[complete_perspective.perspective_name],
+                ARRAY[complete_perspective.last_message_id],
+                ARRAY[complete_perspective.status], ARRAY[NULL::text], ARRAY[false]);
 END
 $$;
 
@@ -248,9 +255,10 @@ AS $$
 BEGIN
     PERFORM outbox._require('stream_id', fail_perspective.stream_id),
             outbox._check_name('perspective_name', fail_perspective.perspective_name),
-            outbox._note_perspectives(ARRAY[fail_perspective.stream_id], ARRAY[fail_perspective.perspective_name],
-                                      ARRAY[fail_perspective.last_message_id], ARRAY[NULL::integer],
-                                      ARRAY[fail_perspective.error], ARRAY[true]);
+            outbox._note_perspectives(
+                ARRAY[fail_perspective.stream_id], ARRAY[fail_perspective.perspective_name],
+                ARRAY[fail_perspective.last_message_id],
+                ARRAY[NULL::integer], ARRAY[fail_perspective.error], ARRAY[true]);
 END
 $$;
 

@@ -37,10 +37,13 @@ BEGIN
         'reap', 'reap_expired', 'status_name',
         'report_step_completed', 'report_step_failed', 'process_join_waits',
         'register_handler', 'unregister_handler',
-        'receive', 'claim_inbox', 'ack_inbox', 'nack_inbox', 'fail_inbox', 'renew_inbox', 'release_inbox', 'reap_inbox',
+        'receive', 'claim_inbox', 'ack_inbox', 'nack_inbox', 'fail_inbox', 'renew_inbox',
+        'release_inbox', 'reap_inbox',
         'process_work_batch', 'heartbeat', 'deregister_instance',
-        'claim_timers', 'ack_timers', 'abandon_timers', 'fail_timers', 'renew_timers', 'reap_expired_timers',
-        'claim_job_runs', 'ack_job_runs', 'abandon_job_runs', 'fail_job_runs', 'renew_job_runs', 'reap_expired_job_runs',
+        'claim_timers', 'ack_timers', 'abandon_timers', 'fail_timers', 'renew_timers',
+        'reap_expired_timers',
+        'claim_job_runs', 'ack_job_runs', 'abandon_job_runs', 'fail_job_runs', 'renew_job_runs',
+        'reap_expired_job_runs',
         'dispatch_due',
         'start_receptor', 'complete_receptor', 'fail_receptor',
         'start_perspective', 'complete_perspective', 'fail_perspective'], '{}');
@@ -63,9 +66,12 @@ AS $$
 DECLARE
     harmless text;
 BEGIN
-    PERFORM outbox._grant(role, ARRAY['status_name', 'join_status_name', 'status', 'explain_message', '_partition_number', '_leased_ids'],
-                          ARRAY['topic_stats', 'leases', 'topics', 'handlers',
-                                'join_progress', 'join_members', 'join_waits', 'instances', 'upcoming']);
+    PERFORM outbox._grant(
+        role,
+        ARRAY['status_name', 'join_status_name', 'status', 'explain_message',
+              '_partition_number', '_leased_ids'],
+        ARRAY['topic_stats', 'leases', 'topics', 'handlers', 'join_progress', 'join_members',
+              'join_waits', 'instances', 'upcoming']);
     FOR harmless IN
         SELECT format('GRANT SELECT (%s) ON outbox.%I TO %s',
                       string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),

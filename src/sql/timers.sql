@@ -363,7 +363,8 @@ COMMENT ON FUNCTION outbox.reap_expired_timers(integer) IS
     'Returns timers whose leases have ended to ready.';
 
 CREATE VIEW outbox.upcoming AS
-SELECT 'timer'::text AS kind, t.message_id, t.topic, t.correlation_id AS name, t.next_attempt_at AS due
+SELECT 'timer'::text AS kind, t.message_id, t.topic, t.correlation_id AS name,
+       t.next_attempt_at AS due
   FROM outbox.timer_queue t
  WHERE t.status = 0
 UNION ALL
@@ -402,7 +403,8 @@ BEGIN
         SELECT array_agg(r.id) INTO ids
           FROM (SELECT c.id,
                        outbox.enqueue(c.topic, c.payload,
-                                      headers => jsonb_build_object('job', c.correlation_id, 'run', c.id))
+                                      headers => jsonb_build_object('job', c.correlation_id,
+                                                                    'run', c.id))
                   FROM outbox.claim_job_runs(owner_token, 60, limits - dispatched) c
                 OFFSET 0) r;
         dispatched := dispatched + outbox.ack_job_runs(owner_token, coalesce(ids, '{}'));

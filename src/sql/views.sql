@@ -248,14 +248,17 @@ BEGIN
 
     gate := 'not leased';
     passed := message.status = 0 OR message.locked_until <= at;
-    detail := CASE WHEN NOT passed THEN format('by %s until %s', message.owner_token, message.locked_until) END;
+    detail := CASE WHEN NOT passed THEN
+                  format('by %s until %s', message.owner_token, message.locked_until) END;
     RETURN NEXT;
 
     gate := 'not locked';
     passed := true;
     -- to find out takes a lock, which is not to be had everywhere
     IF NOT current_setting('transaction_read_only')::boolean THEN
-        passed := EXISTS (SELECT FROM outbox.queue q WHERE q.id = explain_message.id FOR UPDATE SKIP LOCKED);
+        passed := EXISTS (SELECT FROM outbox.queue q
+                           WHERE q.id = explain_message.id
+                             FOR UPDATE SKIP LOCKED);
     END IF;
     detail := CASE WHEN NOT passed THEN 'a transaction that has not ended is changing it' END;
     RETURN NEXT;
@@ -282,8 +285,10 @@ BEGIN
      ORDER BY q.stream_seq
      LIMIT 1;
     passed := ahead.id IS NULL;
-    detail := CASE WHEN NOT passed THEN format('message %s is before it: %s%s', ahead.id, ahead.state,
-                                               coalesce(' by ' || ahead.owner_token, ', due ' || ahead.next_attempt_at)) END;
+    detail := CASE WHEN NOT passed THEN
+                  format('message %s is before it: %s%s', ahead.id, ahead.state,
+                         coalesce(' by ' || ahead.owner_token,
+                                  ', due ' || ahead.next_attempt_at)) END;
     RETURN NEXT;
 
     gate := 'for any worker';
@@ -355,28 +360,35 @@ BEGIN
     ok := library.version = installed;
     status := installed;
     detail := format('library %s, SQL %s', library.version, installed);
-    hint := CASE WHEN NOT ok THEN 'Restart the server if the library is new, or run ALTER EXTENSION outbox UPDATE.' END;
+    hint := CASE WHEN NOT ok THEN
+                'Restart the server if the library is new, or run '
+                'ALTER EXTENSION outbox UPDATE.' END;
     RETURN NEXT;
 
     component := 'library';
     ok := library.preloaded;
     status := CASE WHEN ok THEN 'preloaded' ELSE 'loaded on demand' END;
     detail := NULL;
-    hint := CASE WHEN NOT ok THEN 'Add outbox to shared_preload_libraries for background workers.' END;
+    hint := CASE WHEN NOT ok THEN
+                'Add outbox to shared_preload_libraries for background workers.' END;
     RETURN NEXT;
 
     component := 'shared memory';
     ok := library.lanes > 0 AND library.lanes_in_use < library.lanes;
     status := CASE WHEN library.lanes = 0 THEN 'none' WHEN ok THEN 'used' ELSE 'full' END;
     detail := format('%s of %s lanes in use', library.lanes_in_use, library.lanes);
-    hint := CASE WHEN NOT ok THEN 'Claims scan topics without a lane from their start. Preload the library and raise outbox.max_lanes.' END;
+    hint := CASE WHEN NOT ok THEN
+                'Claims scan topics without a lane from their start. '
+                'Preload the library and raise outbox.max_lanes.' END;
     RETURN NEXT;
 
     component := 'queue table';
     ok := library.direct;
     status := CASE WHEN ok THEN 'written directly' ELSE 'written by SQL' END;
     detail := NULL;
-    hint := CASE WHEN NOT ok THEN 'A trigger, check, column, rule, policy or index was added to outbox.queue; calls are slower, and their callers need rights on the table.' END;
+    hint := CASE WHEN NOT ok THEN
+                'A trigger, check, column, rule, policy or index was added to outbox.queue; '
+                'calls are slower, and their callers need rights on the table.' END;
     RETURN NEXT;
 
     component := 'queue indexes';
@@ -388,7 +400,9 @@ BEGIN
        AND a.attname IN ('status', 'owner_token', 'locked_until', 'attempts', 'updated_at');
     ok := detail IS NULL;
     status := CASE WHEN ok THEN 'as they should be' ELSE 'in the way' END;
-    hint := CASE WHEN NOT ok THEN 'Claims cannot be HOT updates while a column that they change is indexed. Drop the index.' END;
+    hint := CASE WHEN NOT ok THEN
+                'Claims cannot be HOT updates while a column that they change is indexed. '
+                'Drop the index.' END;
     RETURN NEXT;
 
     component := 'oldest ready message';
@@ -401,7 +415,8 @@ BEGIN
     component := 'expired leases';
     ok := stats.expired = 0;
     status := stats.expired::text;
-    hint := CASE WHEN NOT ok THEN 'Workers die or take too long. The messages will be handed out again.' END;
+    hint := CASE WHEN NOT ok THEN
+                'Workers die or take too long. The messages will be handed out again.' END;
     RETURN NEXT;
 
     component := 'joins';
@@ -414,21 +429,31 @@ BEGIN
              LIMIT 10000) j;
     ok := stuck.n = 0;
     status := format('%s stuck', stuck.n);
-    detail := CASE WHEN NOT ok THEN format('pending, and not changed for a day; the oldest since %s', stuck.since) END;
-    hint := CASE WHEN NOT ok THEN 'See outbox.join_progress. outbox.reconcile_joins counts what was missed, outbox.cancel_join ends one.' END;
+    detail := CASE WHEN NOT ok THEN
+                  format('pending, and not changed for a day; the oldest since %s',
+                         stuck.since) END;
+    hint := CASE WHEN NOT ok THEN
+                'See outbox.join_progress. outbox.reconcile_joins counts what was missed, '
+                'outbox.cancel_join ends one.' END;
     RETURN NEXT;
 
     SELECT * INTO workers FROM outbox._workers();
     component := 'workers';
     ok := library.preloaded AND workers.launcher AND NOT workers.no_slots;
-    status := CASE WHEN NOT library.preloaded THEN 'none' WHEN NOT workers.launcher THEN 'no launcher'
+    status := CASE WHEN NOT library.preloaded THEN 'none'
+                   WHEN NOT workers.launcher THEN 'no launcher'
                    ELSE format('%s running', workers.running) END;
     detail := CASE WHEN workers.launcher THEN
                   format('serves this database: %s; waiting for a worker: %s; failing: %s',
-                         CASE WHEN workers.serves THEN 'yes' ELSE 'no' END, workers.waiting, workers.failing) END;
-    hint := CASE WHEN NOT library.preloaded THEN 'Preload the library, or call outbox.run_maintenance() regularly: outbox.schedule_maintenance().'
-                 WHEN workers.no_slots THEN 'The server has no room for a worker: raise max_worker_processes.'
-                 WHEN NOT ok THEN 'See the server log; is max_worker_processes large enough?' END;
+                         CASE WHEN workers.serves THEN 'yes' ELSE 'no' END,
+                         workers.waiting, workers.failing) END;
+    hint := CASE WHEN NOT library.preloaded THEN
+                     'Preload the library, or call outbox.run_maintenance() regularly: '
+                     'outbox.schedule_maintenance().'
+                 WHEN workers.no_slots THEN
+                     'The server has no room for a worker: raise max_worker_processes.'
+                 WHEN NOT ok THEN
+                     'See the server log; is max_worker_processes large enough?' END;
     RETURN NEXT;
 
     component := 'dead messages';
@@ -459,7 +484,9 @@ BEGIN
     status := CASE WHEN holder.who IS NULL THEN 'not held'
                    ELSE format('%s transactions behind', holder.xmin_age) END;
     detail := holder.who;
-    hint := CASE WHEN NOT ok THEN 'Finished rows cannot be removed while it is held. End the session, or drop the slot.' END;
+    hint := CASE WHEN NOT ok THEN
+                'Finished rows cannot be removed while it is held. '
+                'End the session, or drop the slot.' END;
     RETURN NEXT;
 END
 $$;

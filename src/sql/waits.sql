@@ -235,7 +235,8 @@ BEGIN
       WHERE j.join_id = _count_late.join_id
         FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN CASE WHEN NOT EXISTS (SELECT FROM outbox.joins j WHERE j.join_id = _count_late.join_id)
+        RETURN CASE WHEN NOT EXISTS (SELECT FROM outbox.joins j
+                                      WHERE j.join_id = _count_late.join_id)
                     THEN 0 END;
     END IF;
     PERFORM FROM outbox.join_members m
@@ -277,14 +278,17 @@ BEGIN
     SELECT * INTO the_join FROM outbox.joins j WHERE j.join_id = the_id;
     IF NOT FOUND THEN
         PERFORM outbox.fail(owner_token, ARRAY[wait.id], 'the join does not exist', 4::smallint);
-        PERFORM outbox._log(format('outbox join wait: %s fails, its join does not exist', wait.message_id));
+        PERFORM outbox._log(format('outbox join wait: %s fails, its join does not exist',
+                                   wait.message_id));
         RETURN;
     ELSIF added IS NULL THEN
         -- somebody is changing the join; if that completes it, he wakes us
-        PERFORM outbox._put_back(owner_token, wait.id,
-            clock_timestamp() + least(20 * 2 ^ least(wait.attempts, 10),
-                                      extract(epoch FROM current_setting('outbox.poll_interval')::interval) * 1000)
-                                * interval '1 millisecond');
+        PERFORM outbox._put_back(
+            owner_token, wait.id,
+            clock_timestamp()
+            + least(20 * 2 ^ least(wait.attempts, 10),
+                    extract(epoch FROM current_setting('outbox.poll_interval')::interval) * 1000)
+              * interval '1 millisecond');
         RETURN;
     ELSIF the_join.status = 0 THEN
         PERFORM outbox._put_back(owner_token, wait.id, 'infinity');
