@@ -99,6 +99,10 @@ COMMENT ON FUNCTION outbox.process_work_batch(
 ) IS
     'A worker''s round trip: reports what was done, renews, adds, and takes new work.';
 
+-- heartbeat(instance_id, service_name, host_name, process_id, metadata)
+--     Registers an instance, or notes that it is alive. Nothing is written if
+--     the same was noted less than 100 ms ago. Null metadata leaves them as
+--     they are. process_work_batch does this itself.
 CREATE FUNCTION outbox.heartbeat(
     instance_id  uuid,
     service_name text,
@@ -113,6 +117,9 @@ AS 'MODULE_PATHNAME', 'outbox_heartbeat';
 COMMENT ON FUNCTION outbox.heartbeat(uuid, text, text, integer, jsonb) IS
     'An instance gives a sign of life.';
 
+-- deregister_instance(instance_id)
+--     Removes an instance and releases all leases that it has, of the outbox
+--     and of the inbox; their attempts do not count. Returns how many.
 CREATE FUNCTION outbox.deregister_instance(instance_id uuid)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -121,6 +128,8 @@ AS 'MODULE_PATHNAME', 'outbox_deregister_instance';
 COMMENT ON FUNCTION outbox.deregister_instance(uuid) IS
     'An instance leaves: its leases are given back. Returns how many there were.';
 
+-- _owns_partition(instance_id, instances, partition_number)
+--     Is it this one of the instances that claims from the partition?
 CREATE FUNCTION outbox._owns_partition(
     instance_id      uuid,
     instances        uuid[],

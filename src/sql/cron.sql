@@ -21,6 +21,8 @@ RETURN CASE WHEN octet_length(name) < 64 THEN name
 COMMENT ON FUNCTION outbox._cron_fits(text) IS
     'A name that pg_cron can take.';
 
+-- _cron_name(job_name)
+--     Returns the name under which pg_cron has the schedule of a job.
 CREATE FUNCTION outbox._cron_name(job_name text)
 RETURNS text
 LANGUAGE sql STABLE STRICT
@@ -45,6 +47,10 @@ RETURN CASE WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_cron')
 COMMENT ON FUNCTION outbox._cron_database() IS
     'The database in which pg_cron is; null if it is nowhere.';
 
+-- _run_elsewhere(database, statement, as_owner)
+--     Runs a statement in another database, in a background process, as the
+--     owner of the extension or as the session's user. It is committed when
+--     this returns; an error there is raised here.
 CREATE FUNCTION outbox._run_elsewhere(
     database  name,
     statement text,
@@ -88,6 +94,9 @@ $$;
 COMMENT ON FUNCTION outbox._cron_call(text, boolean) IS
     'Runs a statement where pg_cron is.';
 
+-- _cron_schedule(name, cron_schedule, command)
+--     Makes pg_cron run the command in this database. A schedule that has the
+--     name already is replaced.
 CREATE FUNCTION outbox._cron_schedule(
     name          text,
     cron_schedule text,

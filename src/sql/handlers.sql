@@ -52,6 +52,10 @@ AS 'MODULE_PATHNAME', 'outbox_register_handler';
 COMMENT ON FUNCTION outbox.register_handler(text, regprocedure, text, integer, integer) IS
     'Has a topic''s messages handled by a function, with the rights of the caller.';
 
+-- unregister_handler(topic, namespace)
+--     Ends register_handler; the topic's messages are for other workers again.
+--     Only a superuser or a member of the role that registered the handler may
+--     do this. Raises 42704 if the topic has no handler.
 CREATE FUNCTION outbox.unregister_handler(
     topic     text,
     namespace text DEFAULT 'default'
@@ -63,6 +67,9 @@ AS 'MODULE_PATHNAME', 'outbox_unregister_handler';
 COMMENT ON FUNCTION outbox.unregister_handler(text, text) IS
     'Leaves a topic''s messages to workers outside the database again.';
 
+-- _run_handlers()
+--     Runs one batch of each handler whose role the caller is a member of, with
+--     the rights of that role. Returns the number of messages handled.
 CREATE FUNCTION outbox._run_handlers()
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE

@@ -301,8 +301,14 @@ AS 'MODULE_PATHNAME', 'outbox_receive_message';
 COMMENT ON FUNCTION outbox.receive(uuid, text, text, text, uuid, jsonb) IS
     'Puts a message into the inbox; false if it was received before.';
 
--- The twins of the outbox's functions. In what claim_inbox returns, topic is
--- the handler's name, and correlation_id the source.
+-- The functions below do on the inbox what those of work.sql do on the queue,
+-- with the same arguments. Policies are those of the settings: outbox.topics
+-- does not apply to the inbox.
+
+-- claim_inbox(owner_token, ...)
+--     Takes up to batch_size due messages and leases them to the owner; see
+--     claim. handler_names selects by handler. In what is returned, topic is
+--     the handler_name, and correlation_id the source.
 CREATE FUNCTION outbox.claim_inbox(
     owner_token   uuid,
     lease_seconds integer DEFAULT NULL,
@@ -322,6 +328,9 @@ COMMENT ON FUNCTION outbox.claim_inbox(
 ) IS
     'Takes due messages from the inbox and leases them to the owner.';
 
+-- ack_inbox(owner_token, ids, ...)
+--     Finishes messages; see ack. They are not kept: message_deduplication
+--     alone remembers that they were received.
 CREATE FUNCTION outbox.ack_inbox(
     owner_token uuid,
     ids         bigint[],
@@ -335,6 +344,8 @@ AS 'MODULE_PATHNAME', 'outbox_ack_inbox';
 COMMENT ON FUNCTION outbox.ack_inbox(uuid, bigint[], integer[], boolean) IS
     'Finishes messages of the inbox.';
 
+-- nack_inbox(owner_token, ids, ...)
+--     Hands messages back, to be tried again later; see nack.
 CREATE FUNCTION outbox.nack_inbox(
     owner_token  uuid,
     ids          bigint[],
@@ -353,6 +364,9 @@ COMMENT ON FUNCTION outbox.nack_inbox(
 ) IS
     'Hands messages of the inbox back to be tried again.';
 
+-- fail_inbox(owner_token, ids, ...)
+--     Fails messages for good; see fail. They can be seen in outbox.inbox, but
+--     requeue and redrive do not bring them back.
 CREATE FUNCTION outbox.fail_inbox(
     owner_token uuid,
     ids         bigint[],
@@ -368,6 +382,8 @@ AS 'MODULE_PATHNAME', 'outbox_fail_inbox';
 COMMENT ON FUNCTION outbox.fail_inbox(uuid, bigint[], text, smallint, integer[], boolean) IS
     'Fails messages of the inbox for good.';
 
+-- renew_inbox(owner_token, ids, ...)
+--     Lets leases last lease_seconds from now; see renew.
 CREATE FUNCTION outbox.renew_inbox(
     owner_token   uuid,
     ids           bigint[],
@@ -381,6 +397,9 @@ AS 'MODULE_PATHNAME', 'outbox_renew_inbox';
 COMMENT ON FUNCTION outbox.renew_inbox(uuid, bigint[], integer, integer[]) IS
     'Gives leases of the inbox more time.';
 
+-- release_inbox(owner_token, ids)
+--     Gives leases back, without ids all of the owner's; the attempts do not
+--     count. See release.
 CREATE FUNCTION outbox.release_inbox(
     owner_token uuid,
     ids         bigint[] DEFAULT NULL
@@ -392,6 +411,9 @@ AS 'MODULE_PATHNAME', 'outbox_release_inbox';
 COMMENT ON FUNCTION outbox.release_inbox(uuid, bigint[]) IS
     'Gives leases of the inbox back without counting the attempt.';
 
+-- reap_inbox(batch_limit)
+--     Returns messages whose leases have ended to ready, or fails them if their
+--     attempts are used up; see reap. Returns how many.
 CREATE FUNCTION outbox.reap_inbox(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE

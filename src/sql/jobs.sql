@@ -281,6 +281,8 @@ COMMENT ON COLUMN outbox.job_runs.created_at IS 'When it was made.';
 COMMENT ON COLUMN outbox.job_runs.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.job_runs.processed_by IS 'The owner who finished it.';
 
+-- _topic_lane(namespace, topic)
+--     Returns the value of the lane column for messages of a topic.
 CREATE FUNCTION outbox._topic_lane(
     namespace text,
     topic     text
@@ -291,6 +293,8 @@ AS 'MODULE_PATHNAME', 'outbox_topic_lane_sql';
 
 COMMENT ON FUNCTION outbox._topic_lane(text, text) IS 'The lane of a topic.';
 
+-- _add_run(job_name, topic, payload)
+--     Inserts a run that is due now; returns its id.
 CREATE FUNCTION outbox._add_run(
     job_name text,
     topic    text,
@@ -302,6 +306,8 @@ AS 'MODULE_PATHNAME', 'outbox_add_run';
 
 COMMENT ON FUNCTION outbox._add_run(text, text, text) IS 'A run of a job is due now.';
 
+-- _unknown_job(job_name)
+--     Raises 42704.
 CREATE FUNCTION outbox._unknown_job(job_name text)
 RETURNS void
 LANGUAGE plpgsql STABLE
@@ -422,6 +428,9 @@ $$;
 COMMENT ON FUNCTION outbox.trigger_job(text, boolean) IS
     'A run of a job is due now; returns its id.';
 
+-- set_job_enabled(job_name, enabled)
+--     Starts or stops the schedule of a job. Runs that wait stay, and
+--     trigger_job still works. Raises 42704 if there is no such job.
 CREATE FUNCTION outbox.set_job_enabled(
     job_name text,
     enabled  boolean
@@ -453,6 +462,8 @@ $$;
 COMMENT ON FUNCTION outbox.set_job_enabled(text, boolean) IS
     'Switches a job''s schedule on or off.';
 
+-- _cron_schedule_job(job)
+--     Makes pg_cron call trigger_job by the schedule of the job.
 CREATE FUNCTION outbox._cron_schedule_job(job outbox.jobs)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -468,6 +479,14 @@ $$;
 COMMENT ON FUNCTION outbox._cron_schedule_job(outbox.jobs) IS
     'Has pg_cron trigger a job.';
 
+-- For workers that handle runs themselves, with outbox.dispatch_timers off.
+-- These functions do on runs what those of work.sql do on the queue. Policies
+-- are those of the settings, and there is no release.
+
+-- claim_job_runs(owner_token, lease_seconds, batch_size)
+--     Takes up to batch_size due runs and leases them to the owner; see claim.
+--     In what is returned, message_id is the
+--     run_id, and correlation_id the job_name.
 CREATE FUNCTION outbox.claim_job_runs(
     owner_token   uuid,
     lease_seconds integer DEFAULT NULL,
@@ -480,6 +499,9 @@ AS 'MODULE_PATHNAME', 'outbox_claim_job_runs';
 COMMENT ON FUNCTION outbox.claim_job_runs(uuid, integer, integer) IS
     'Takes due runs of jobs and leases them to the owner.';
 
+-- ack_job_runs(owner_token, ids, ..., output)
+--     Finishes runs and keeps their output; see ack. No message is enqueued for
+--     them.
 CREATE FUNCTION outbox.ack_job_runs(
     owner_token uuid,
     ids         bigint[],
@@ -494,6 +516,8 @@ AS 'MODULE_PATHNAME', 'outbox_ack_job_runs';
 COMMENT ON FUNCTION outbox.ack_job_runs(uuid, bigint[], integer[], boolean, text) IS
     'Finishes runs of jobs, and keeps their output.';
 
+-- abandon_job_runs(owner_token, ids, ...)
+--     Hands runs back, to be tried again later; see nack.
 CREATE FUNCTION outbox.abandon_job_runs(
     owner_token  uuid,
     ids          bigint[],
@@ -512,6 +536,8 @@ COMMENT ON FUNCTION outbox.abandon_job_runs(
 ) IS
     'Hands runs of jobs back to be tried again.';
 
+-- fail_job_runs(owner_token, ids, ...)
+--     Fails runs for good; see fail. requeue does not bring them back.
 CREATE FUNCTION outbox.fail_job_runs(
     owner_token uuid,
     ids         bigint[],
@@ -527,6 +553,8 @@ AS 'MODULE_PATHNAME', 'outbox_fail_job_runs';
 COMMENT ON FUNCTION outbox.fail_job_runs(uuid, bigint[], text, smallint, integer[], boolean) IS
     'Fails runs of jobs for good.';
 
+-- renew_job_runs(owner_token, ids, ...)
+--     Lets leases last lease_seconds from now; see renew.
 CREATE FUNCTION outbox.renew_job_runs(
     owner_token   uuid,
     ids           bigint[],
@@ -540,6 +568,9 @@ AS 'MODULE_PATHNAME', 'outbox_renew_job_runs';
 COMMENT ON FUNCTION outbox.renew_job_runs(uuid, bigint[], integer, integer[]) IS
     'Gives leases of runs of jobs more time.';
 
+-- reap_expired_job_runs(batch_limit)
+--     Returns runs whose leases have ended to ready, or fails them if their
+--     attempts are used up; see reap. Returns how many.
 CREATE FUNCTION outbox.reap_expired_job_runs(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE

@@ -92,6 +92,8 @@ COMMENT ON COLUMN outbox.join_doubts.join_id IS 'A join whose members are to be 
 COMMENT ON COLUMN outbox.join_doubts.message_id IS 'A message whose outcome is to be counted.';
 COMMENT ON COLUMN outbox.join_doubts.status IS 'The outcome; null if it has to be looked up.';
 
+-- _queue_ended()
+--     Counts the messages that the current call has ended in their joins.
 CREATE FUNCTION outbox._queue_ended()
 RETURNS trigger
 LANGUAGE c VOLATILE
@@ -109,6 +111,8 @@ CREATE TRIGGER outbox_queue_ended
 COMMENT ON TRIGGER outbox_queue_ended ON outbox.queue IS
     'Counts messages that have ended in their joins.';
 
+-- join_status_name(status)
+--     Returns the name of the status of a join; null if there is no such status.
 CREATE FUNCTION outbox.join_status_name(status smallint)
 RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
@@ -122,6 +126,10 @@ END;
 COMMENT ON FUNCTION outbox.join_status_name(smallint) IS
     'The name of a join''s status: 0 pending, 1 completed, 2 failed, 3 cancelled.';
 
+-- _message_end(message_id)
+--     Returns how a message has ended, 2 (done) or 3 (failed), or null if it has
+--     not or is no longer known; and the transaction in progress that is
+--     changing it, if there is one.
 CREATE FUNCTION outbox._message_end(
     message_id uuid,
     OUT status smallint,
@@ -133,6 +141,9 @@ AS 'MODULE_PATHNAME', 'outbox_message_end';
 COMMENT ON FUNCTION outbox._message_end(uuid) IS
     'How a message has ended, and who is just changing it.';
 
+-- _wake_waits(join_id)
+--     Makes the waits of a join claimable now. A wait that another transaction
+--     has locked becomes a row in join_doubts instead.
 CREATE FUNCTION outbox._wake_waits(join_id uuid)
 RETURNS void
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
@@ -198,6 +209,8 @@ $$;
 COMMENT ON FUNCTION outbox.start_join(text, integer, text) IS
     'Begins to wait for a number of steps; returns the join''s id.';
 
+-- _unknown_join(join_id)
+--     Raises 42704.
 CREATE FUNCTION outbox._unknown_join(join_id uuid)
 RETURNS void
 LANGUAGE plpgsql STABLE
@@ -308,6 +321,11 @@ COMMENT ON FUNCTION outbox.enqueue_step(
 ) IS
     'Enqueues a message and makes it a step of a join.';
 
+-- report_step_completed(join_id, message_id)
+--     Counts a step as completed whose end the queue does not see: usually it
+--     is no message of the queue. There is no effect unless the step is attached
+--     to the join and pending: the first outcome stands. Raises 42704 if there
+--     is no such join.
 CREATE FUNCTION outbox.report_step_completed(
     join_id    uuid,
     message_id uuid
@@ -319,6 +337,8 @@ AS 'MODULE_PATHNAME', 'outbox_report_step_completed';
 COMMENT ON FUNCTION outbox.report_step_completed(uuid, uuid) IS
     'A step of a join is done.';
 
+-- report_step_failed(join_id, message_id)
+--     Counts a step as failed, by the rules of report_step_completed.
 CREATE FUNCTION outbox.report_step_failed(
     join_id    uuid,
     message_id uuid

@@ -1,5 +1,8 @@
 -- maintenance.sql: what is no longer kept. Serves archive.c.
 
+-- _make_archive_partition(keep, at)
+--     Makes the partition of the archive for a retention class and the day of
+--     this time, unless it exists.
 CREATE FUNCTION outbox._make_archive_partition(
     keep integer,
     at   timestamptz
@@ -11,6 +14,8 @@ AS 'MODULE_PATHNAME', 'outbox_make_archive_partition';
 COMMENT ON FUNCTION outbox._make_archive_partition(integer, timestamptz) IS
     'Makes the partition of the archive for this time, unless it is there.';
 
+-- _dedupe_digest(namespace, topic, dedupe_key)
+--     Returns the key of outbox.dedupe.
 CREATE FUNCTION outbox._dedupe_digest(
     namespace  text,
     topic      text,
@@ -23,6 +28,8 @@ AS 'MODULE_PATHNAME', 'outbox_dedupe_digest_sql';
 COMMENT ON FUNCTION outbox._dedupe_digest(text, text, text) IS
     'What outbox.dedupe knows a dedupe key by.';
 
+-- _message_is_kept(message_id)
+--     Is the message in the queue, the archive or among the dead?
 CREATE FUNCTION outbox._message_is_kept(message_id uuid)
 RETURNS boolean
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE

@@ -1,5 +1,8 @@
 -- messages.sql: every message, wherever it lies. The relation people query.
 
+-- _partition_number(stream_id, partition_count)
+--     Returns the partition of a stream, from 0 to partition_count - 1. Views
+--     call it with the rights of the reader, who therefore needs EXECUTE.
 CREATE FUNCTION outbox._partition_number(
     stream_id       uuid,
     partition_count integer DEFAULT 10000

@@ -129,6 +129,10 @@ COMMENT ON COLUMN outbox.stream_doubts.store IS
     'Where its messages are: 0 the queue, 1 the inbox, 2 timers, 3 runs of jobs.';
 COMMENT ON COLUMN outbox.stream_doubts.stream_id IS 'The stream.';
 
+-- _queue_insert()
+--     BEFORE INSERT on the queue. Sets what enqueue would have set, and skips
+--     the row if its dedupe key is taken. Leaves rows that have an id alone:
+--     they come from a dump.
 CREATE FUNCTION outbox._queue_insert()
 RETURNS trigger
 LANGUAGE c VOLATILE
@@ -137,6 +141,11 @@ AS 'MODULE_PATHNAME', 'outbox_queue_insert';
 COMMENT ON FUNCTION outbox._queue_insert() IS
     'Makes a row inserted by plain SQL what enqueue would have made of it.';
 
+-- _queue_changed()
+--     AFTER INSERT, UPDATE and DELETE on each live table. Reports to the lanes
+--     in shared memory where the row is now and where it was. The functions of
+--     the extension do so themselves, and do not fire it when they write
+--     directly.
 CREATE FUNCTION outbox._queue_changed()
 RETURNS trigger
 LANGUAGE c VOLATILE

@@ -89,6 +89,9 @@ $$;
 COMMENT ON FUNCTION outbox.start_receptor(uuid, text) IS
     'A receptor begins with a message; false if it is done with it already.';
 
+-- complete_receptor(message_id, receptor_name, status)
+--     A receptor is done with a message. start_receptor need not have been
+--     called; if it was, this is the same attempt.
 CREATE FUNCTION outbox.complete_receptor(
     message_id    uuid,
     receptor_name text,
@@ -110,6 +113,9 @@ $$;
 COMMENT ON FUNCTION outbox.complete_receptor(uuid, text, integer) IS
     'A receptor is done with a message.';
 
+-- fail_receptor(message_id, receptor_name, error)
+--     A receptor has failed with a message, which sets status 3. It can be
+--     started again.
 CREATE FUNCTION outbox.fail_receptor(
     message_id    uuid,
     receptor_name text,
@@ -217,6 +223,9 @@ $$;
 COMMENT ON FUNCTION outbox.start_perspective(uuid, text) IS
     'A perspective begins with a stream; returns the last message it has taken in.';
 
+-- complete_perspective(stream_id, perspective_name, last_message_id, status)
+--     A perspective has taken in a stream up to and including this message,
+--     which becomes its checkpoint.
 CREATE FUNCTION outbox.complete_perspective(
     stream_id        uuid,
     perspective_name text,
@@ -242,6 +251,9 @@ $$;
 COMMENT ON FUNCTION outbox.complete_perspective(uuid, text, uuid, integer) IS
     'A perspective has taken in a stream up to this message.';
 
+-- fail_perspective(stream_id, perspective_name, error, last_message_id)
+--     A perspective has failed with a stream, which sets status 3. Without a
+--     last_message_id the checkpoint stays where it is.
 CREATE FUNCTION outbox.fail_perspective(
     stream_id        uuid,
     perspective_name text,

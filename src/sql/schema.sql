@@ -10,6 +10,9 @@ CREATE SEQUENCE outbox.message_id_seq AS bigint;
 COMMENT ON SEQUENCE outbox.message_id_seq IS
     'Ids of messages, and their order within a stream.';
 
+-- status_name(status)
+--     Returns the name of the status of a message, an inbox message, a timer or
+--     a run; null if there is no such status.
 CREATE FUNCTION outbox.status_name(status smallint)
 RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE

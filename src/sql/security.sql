@@ -123,6 +123,9 @@ $$;
 COMMENT ON FUNCTION outbox.grant_admin(regrole) IS
     'Lets a role do all that the extension offers.';
 
+-- _grant(role, functions, relations)
+--     Grants USAGE of the schema, EXECUTE of all functions with these names, and
+--     SELECT of these relations.
 CREATE FUNCTION outbox._grant(
     role      regrole,
     functions text[],

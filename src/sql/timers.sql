@@ -273,6 +273,9 @@ AS 'MODULE_PATHNAME', 'outbox_schedule_timer';
 COMMENT ON FUNCTION outbox.schedule_timer(text, text, timestamptz, text) IS
     'Has a message follow at some time; returns the timer''s id.';
 
+-- cancel_timer(timer_id)
+--     Removes a timer that is ready, due or not. False if it is in progress,
+--     has ended, or does not exist.
 CREATE FUNCTION outbox.cancel_timer(timer_id uuid)
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -281,8 +284,13 @@ AS 'MODULE_PATHNAME', 'outbox_cancel_timer';
 COMMENT ON FUNCTION outbox.cancel_timer(uuid) IS
     'Removes a timer that is still waiting; false if it is not.';
 
--- For workers that handle timers and runs themselves. In what they claim,
--- message_id is the timer or run, and correlation_id of a run its job.
+-- For workers that handle timers themselves, with outbox.dispatch_timers off.
+-- These functions do on timers what those of work.sql do on the queue. Policies
+-- are those of the settings, and there is no release.
+
+-- claim_timers(owner_token, lease_seconds, batch_size)
+--     Takes up to batch_size due timers and leases them to the owner; see claim.
+--     In what is returned, message_id is the timer_id.
 CREATE FUNCTION outbox.claim_timers(
     owner_token   uuid,
     lease_seconds integer DEFAULT NULL,
@@ -295,6 +303,8 @@ AS 'MODULE_PATHNAME', 'outbox_claim_timers';
 COMMENT ON FUNCTION outbox.claim_timers(uuid, integer, integer) IS
     'Takes due timers and leases them to the owner.';
 
+-- ack_timers(owner_token, ids, ...)
+--     Finishes timers; see ack. No message is enqueued for them.
 CREATE FUNCTION outbox.ack_timers(
     owner_token uuid,
     ids         bigint[],
@@ -308,6 +318,8 @@ AS 'MODULE_PATHNAME', 'outbox_ack_timers';
 COMMENT ON FUNCTION outbox.ack_timers(uuid, bigint[], integer[], boolean) IS
     'Finishes timers.';
 
+-- abandon_timers(owner_token, ids, ...)
+--     Hands timers back, to be tried again later; see nack.
 CREATE FUNCTION outbox.abandon_timers(
     owner_token  uuid,
     ids          bigint[],
@@ -326,6 +338,8 @@ COMMENT ON FUNCTION outbox.abandon_timers(
 ) IS
     'Hands timers back to be tried again.';
 
+-- fail_timers(owner_token, ids, ...)
+--     Fails timers for good; see fail. requeue does not bring them back.
 CREATE FUNCTION outbox.fail_timers(
     owner_token uuid,
     ids         bigint[],
@@ -341,6 +355,8 @@ AS 'MODULE_PATHNAME', 'outbox_fail_timers';
 COMMENT ON FUNCTION outbox.fail_timers(uuid, bigint[], text, smallint, integer[], boolean) IS
     'Fails timers for good.';
 
+-- renew_timers(owner_token, ids, ...)
+--     Lets leases last lease_seconds from now; see renew.
 CREATE FUNCTION outbox.renew_timers(
     owner_token   uuid,
     ids           bigint[],
@@ -354,6 +370,9 @@ AS 'MODULE_PATHNAME', 'outbox_renew_timers';
 COMMENT ON FUNCTION outbox.renew_timers(uuid, bigint[], integer, integer[]) IS
     'Gives leases of timers more time.';
 
+-- reap_expired_timers(batch_limit)
+--     Returns timers whose leases have ended to ready, or fails them if their
+--     attempts are used up; see reap. Returns how many.
 CREATE FUNCTION outbox.reap_expired_timers(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE

@@ -35,6 +35,9 @@ COMMENT ON COLUMN outbox.topics.dead_retention IS
 COMMENT ON COLUMN outbox.topics.check_dedupe_tenant IS
     'Instead of outbox.check_dedupe_tenant.';
 
+-- _topics_changed()
+--     After each statement that changes topics or handlers. Makes every session
+--     read them again, and wakes claims and workers.
 CREATE FUNCTION outbox._topics_changed()
 RETURNS trigger
 LANGUAGE c VOLATILE
@@ -105,7 +108,8 @@ COMMENT ON FUNCTION outbox.configure_topic(
     'Sets what is given of a topic''s policy; what is null stays as it is.';
 
 -- reset_topic(topic, namespace)
---     Forgets a topic's policy: all is as the settings say. True if there was one.
+--     Forgets a topic's policy: all is as the settings say. True if there was
+--     one.
 CREATE FUNCTION outbox.reset_topic(
     topic     text,
     namespace text DEFAULT 'default'
@@ -127,6 +131,8 @@ $$;
 COMMENT ON FUNCTION outbox.reset_topic(text, text) IS
     'Forgets a topic''s policy.';
 
+-- _set_paused(topic, namespace, paused)
+--     pause_topic and resume_topic.
 CREATE FUNCTION outbox._set_paused(
     topic     text,
     namespace text,
@@ -164,6 +170,8 @@ AS $$ SELECT outbox._set_paused(topic, namespace, true) $$;
 COMMENT ON FUNCTION outbox.pause_topic(text, text) IS
     'Stops the delivery of a topic''s messages.';
 
+-- resume_topic(topic, namespace)
+--     Ends pause_topic: messages of the topic can be claimed again.
 CREATE FUNCTION outbox.resume_topic(
     topic     text,
     namespace text DEFAULT 'default'

@@ -113,6 +113,9 @@ COMMENT ON COLUMN outbox.dead_letters.created_at IS 'When it was enqueued.';
 COMMENT ON COLUMN outbox.dead_letters.failed_at IS 'When it failed.';
 COMMENT ON COLUMN outbox.dead_letters.failed_by IS 'The owner who failed it; null if nobody did.';
 
+-- _leased_ids()
+--     Returns the ids of the messages in progress. The view leases calls it with
+--     the rights of the reader, who therefore needs EXECUTE.
 CREATE FUNCTION outbox._leased_ids()
 RETURNS SETOF bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -306,6 +309,9 @@ $$;
 COMMENT ON FUNCTION outbox.explain_message(bigint) IS
     'Why a message is not being delivered: one row for each thing that can be in the way.';
 
+-- _library()
+--     Returns the version of the loaded library, whether it was preloaded, its
+--     lanes in shared memory, and whether the queue is written directly.
 CREATE FUNCTION outbox._library(
     OUT version      text,
     OUT preloaded    boolean,
@@ -319,6 +325,9 @@ AS 'MODULE_PATHNAME', 'outbox_library';
 COMMENT ON FUNCTION outbox._library() IS
     'What the loaded library knows of itself.';
 
+-- _workers()
+--     Returns the state of the launcher and of the workers: is this database
+--     served, and, in all databases, how many run, are waited for, and fail.
 CREATE FUNCTION outbox._workers(
     OUT launcher boolean,
     OUT serves   boolean,

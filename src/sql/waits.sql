@@ -5,6 +5,8 @@
 -- another transaction while it holds one: so it cannot be part of a deadlock,
 -- and a join that is just being changed is looked at a moment later.
 
+-- _in_progress(xid)
+--     Is the transaction in progress? False for the current one.
 CREATE FUNCTION outbox._in_progress(xid xid)
 RETURNS boolean
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
@@ -13,6 +15,8 @@ AS 'MODULE_PATHNAME', 'outbox_in_progress';
 COMMENT ON FUNCTION outbox._in_progress(xid) IS
     'Whether a transaction, other than this one, has not ended.';
 
+-- _put_back(owner_token, id, at)
+--     Releases a lease; the message cannot be claimed before that time.
 CREATE FUNCTION outbox._put_back(
     owner_token uuid,
     id          bigint,
@@ -25,6 +29,10 @@ AS 'MODULE_PATHNAME', 'outbox_put_back';
 COMMENT ON FUNCTION outbox._put_back(uuid, bigint, timestamptz) IS
     'Gives a lease back until some time; the attempt does not count.';
 
+-- _ack_wait(owner_token, id)
+--     ack for a wait. The caller holds the lock on its join. If the wait is
+--     itself a step of another join, and that is locked, it is left to
+--     join_doubts rather than waited for, so that there is no deadlock.
 CREATE FUNCTION outbox._ack_wait(
     owner_token uuid,
     id          bigint
