@@ -15,11 +15,14 @@
 #include "api/args.h"
 #include "queue/archive.h"
 #include "queue/message_find.h"
+#include "queue/policy.h"
+#include "queue/queue.h"
 #include "shmem/lane_directory.h"
 #include "shmem/posts.h"
 #include "shmem/shmem.h"
 #include "table/catalog.h"
 #include "table/columns.h"
+#include "table/probe.h"
 #include "table/table.h"
 #include "util/guc.h"
 #include "util/hash.h"
@@ -193,4 +196,40 @@ outbox_run_elsewhere(PG_FUNCTION_ARGS)
 					  PG_GETARG_BOOL(2) ? GetUserId() : GetSessionUserId(),
 					  statement);
 	PG_RETURN_VOID();
+}
+
+/*
+ * outbox._message_fate(id bigint) RETURNS text
+ *		What would come of handing out a message that is in the queue:
+ *		'live', 'expired' or 'exhausted'; null if it is not there.
+ */
+PG_FUNCTION_INFO_V1(outbox_message_fate);
+Datum
+outbox_message_fate(PG_FUNCTION_ARGS)
+{
+	static const char *const names[] = {"live", "expired", "exhausted"};
+	const OutboxStore *store = outbox_store(OUTBOX_QUEUE);
+	OutboxTable queue;
+	TupleTableSlot *slot;
+	TransactionId blocker;
+	OutboxPolicy policy;
+	OutboxFate	fate = OUTBOX_FATE_LIVE;
+	bool		found;
+
+	outbox_table_open_to_read(&queue, store->table);
+	slot = outbox_table_slot(&queue);
+	found = outbox_find_row(&queue, store->pkey, PG_GETARG_DATUM(0), slot,
+							&blocker);
+	if (found)
+	{
+		outbox_policy_get(store,
+						  DatumGetTextPP(outbox_row_get(slot, Q_NAMESPACE)),
+						  DatumGetTextPP(outbox_row_get(slot, Q_TOPIC)), &policy);
+		fate = outbox_queue_fate(slot, &policy, 0, GetCurrentTimestamp());
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&queue);
+	if (!found)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(cstring_to_text(names[fate]));
 }

@@ -198,3 +198,34 @@ outbox_in_progress(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(!TransactionIdIsCurrentTransactionId(xid) &&
 				   !outbox_xact_has_ended(xid));
 }
+
+/*
+ * outbox._join_add(expected int, INOUT completed int, INOUT failed int,
+ *					more_completed int, more_failed int,
+ *					OUT status smallint, OUT added int)
+ *		What a pending join becomes with so many more steps.
+ */
+PG_FUNCTION_INFO_V1(outbox_join_add_sql);
+Datum
+outbox_join_add_sql(PG_FUNCTION_ARGS)
+{
+	OutboxJoinCount count = {
+		.expected = PG_GETARG_INT32(0),
+		.completed = PG_GETARG_INT32(1),
+		.failed = PG_GETARG_INT32(2),
+		.status = OUTBOX_JOIN_PENDING
+	};
+	TupleDesc	desc;
+	Datum		values[4];
+	bool		isnull[4] = {false};
+	int			added;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	added = outbox_join_add(&count, PG_GETARG_INT32(3), PG_GETARG_INT32(4));
+	values[0] = Int32GetDatum(count.completed);
+	values[1] = Int32GetDatum(count.failed);
+	values[2] = Int16GetDatum(count.status);
+	values[3] = Int32GetDatum(added);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, isnull)));
+}

@@ -282,35 +282,57 @@ cmp_step(const void *a, const void *b)
 	return cmp != 0 ? cmp : sa->position - sb->position;
 }
 
-/* Make the next version of a join; false if it is not to change any more. */
+/*
+ * Add steps that have ended to a join, as far as there is room, failed ones
+ * first.  Returns how many were added.  With the last expected step the join
+ * ends; one that has ended never changes again.
+ */
+int
+outbox_join_add(OutboxJoinCount *count, int completed, int failed)
+{
+	int			room = count->expected - count->completed - count->failed;
+
+	Assert(count->expected > 0 && count->completed >= 0 && count->failed >= 0);
+	Assert(completed >= 0 && failed >= 0);
+	Assert(room >= 0);
+	if (count->status != OUTBOX_JOIN_PENDING)
+		return 0;
+	failed = Min(failed, room);
+	completed = Min(completed, room - failed);
+	count->failed += failed;
+	count->completed += completed;
+	if (completed + failed == room)
+		count->status = count->failed > 0 ? OUTBOX_JOIN_FAILED :
+			OUTBOX_JOIN_COMPLETED;
+	return completed + failed;
+}
+
+/* Make the next version of a join; false if it must not change any more. */
 static bool
 count_steps(Counter *counter, TupleTableSlot *join, TupleTableSlot *row,
 			const Step *steps, int nsteps)
 {
-	int			expected = DatumGetInt32(outbox_row_get(join, J_EXPECTED_STEPS));
-	int			completed = DatumGetInt32(outbox_row_get(join, J_COMPLETED_STEPS));
-	int			failed = DatumGetInt32(outbox_row_get(join, J_FAILED_STEPS));
+	OutboxJoinCount count = {
+		.expected = DatumGetInt32(outbox_row_get(join, J_EXPECTED_STEPS)),
+		.completed = DatumGetInt32(outbox_row_get(join, J_COMPLETED_STEPS)),
+		.failed = DatumGetInt32(outbox_row_get(join, J_FAILED_STEPS)),
+		.status = DatumGetInt16(outbox_row_get(join, J_STATUS))
+	};
+	int			room = count.expected - count.completed - count.failed;
+	int			failed = 0;
 
-	if (DatumGetInt16(outbox_row_get(join, J_STATUS)) != OUTBOX_JOIN_PENDING)
+	if (count.status != OUTBOX_JOIN_PENDING)
 		return false;
-	Assert(expected > 0 && completed >= 0 && failed >= 0);
-	Assert(completed + failed < expected);
-	for (int i = 0; i < nsteps && completed + failed < expected; i++)
-	{
-		if (steps[i].outcome == OUTBOX_JOIN_COMPLETED)
-			completed++;
-		else
-			failed++;
-	}
-	Assert(completed + failed <= expected);
+	/* of more steps than expected, the first to end count */
+	nsteps = Min(nsteps, room);
+	for (int i = 0; i < nsteps; i++)
+		failed += steps[i].outcome == OUTBOX_JOIN_FAILED;
+	(void) outbox_join_add(&count, nsteps - failed, failed);
 	outbox_new_row_from(row, join);
-	outbox_row_set(row, J_COMPLETED_STEPS, Int32GetDatum(completed));
-	outbox_row_set(row, J_FAILED_STEPS, Int32GetDatum(failed));
+	outbox_row_set(row, J_COMPLETED_STEPS, Int32GetDatum(count.completed));
+	outbox_row_set(row, J_FAILED_STEPS, Int32GetDatum(count.failed));
 	outbox_row_set(row, J_LAST_UPDATED_AT, TimestampTzGetDatum(counter->now));
-	if (completed + failed == expected)
-		outbox_row_set(row, J_STATUS,
-					   Int16GetDatum(failed > 0 ? OUTBOX_JOIN_FAILED :
-									 OUTBOX_JOIN_COMPLETED));
+	outbox_row_set(row, J_STATUS, Int16GetDatum(count.status));
 	return true;
 }
 

@@ -17,6 +17,16 @@ typedef enum OutboxJoinStatus
 
 /* The outcome of a member: an OutboxJoinStatus as well, but not cancelled. */
 
+/* How far a join is. */
+typedef struct OutboxJoinCount
+{
+	int			expected;
+	int			completed;
+	int			failed;
+	OutboxJoinStatus status;
+} OutboxJoinCount;
+
+extern int	outbox_join_add(OutboxJoinCount *count, int completed, int failed);
 extern void outbox_join_require(const pg_uuid_t *join_id);
 extern void outbox_join_count(const OutboxEndedList *ended,
 							  const pg_uuid_t *only_join);

@@ -204,6 +204,17 @@ COMMENT ON COLUMN outbox.join_progress.waits IS 'How many continuations wait for
 COMMENT ON COLUMN outbox.join_progress.created_at IS 'When it was started.';
 COMMENT ON COLUMN outbox.join_progress.last_updated_at IS 'When it last changed.';
 
+-- _message_fate(id)
+--     What would come of handing out a message: 'live', 'expired' or
+--     'exhausted'. Claims, reap and nack ask the same function.
+CREATE FUNCTION outbox._message_fate(id bigint)
+RETURNS text
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_message_fate';
+
+COMMENT ON FUNCTION outbox._message_fate(bigint) IS
+    'What would come of handing out a message of the queue.';
+
 -- explain_message(id)
 --     Why is this message not being delivered? One row for each thing that can
 --     be in the way.
@@ -218,6 +229,7 @@ DECLARE
     policy  outbox.topics;
     ahead   record;
     limits  integer;
+    fate    text;
     at      timestamptz := clock_timestamp();
 BEGIN
     PERFORM outbox._require('id', explain_message.id);
@@ -245,7 +257,8 @@ BEGIN
     RETURN NEXT;
 
     gate := 'not expired';
-    passed := coalesce(message.expires_at > at, true);
+    fate := outbox._message_fate(message.id);
+    passed := fate IS DISTINCT FROM 'expired';
     detail := CASE WHEN NOT passed THEN format('expired at %s', message.expires_at) END;
     RETURN NEXT;
 
@@ -276,7 +289,7 @@ BEGIN
 
     gate := 'attempts left';
     limits := coalesce(policy.max_attempts, current_setting('outbox.max_attempts')::integer);
-    passed := message.attempts - message.waived < limits;
+    passed := fate IS DISTINCT FROM 'exhausted';
     detail := format('%s of %s', message.attempts - message.waived, limits);
     RETURN NEXT;
 

@@ -93,6 +93,23 @@ $$;
 COMMENT ON FUNCTION outbox.enqueue_join_wait(uuid, boolean, text, text, text, text, text, jsonb) IS
     'Has a message follow when a join has ended.';
 
+-- _join_add(expected, completed, failed, more_completed, more_failed)
+--     The arithmetic of joins: as far as there is room, and failed steps first.
+CREATE FUNCTION outbox._join_add(
+    expected        integer,
+    INOUT completed integer,
+    INOUT failed    integer,
+    more_completed  integer,
+    more_failed     integer,
+    OUT status      smallint,
+    OUT added       integer
+)
+LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'outbox_join_add_sql';
+
+COMMENT ON FUNCTION outbox._join_add(integer, integer, integer, integer, integer) IS
+    'What a pending join becomes with so many more steps.';
+
 -- _recount(join_id)
 --     Counts what has not been counted yet of a join that is pending: members
 --     that are marked, and members whose messages had ended when they were
@@ -106,8 +123,7 @@ AS $$
 DECLARE
     open_join outbox.joins;
     marked    record;
-    added     integer := 0;
-    room      integer;
+    sums      record;
 BEGIN
     SELECT * INTO open_join
       FROM outbox.joins j
@@ -139,27 +155,26 @@ BEGIN
       INTO marked
       FROM outbox.join_members m
      WHERE m.join_id = _recount.join_id AND m.status <> 0;
-    room := open_join.expected_steps - open_join.completed_steps - open_join.failed_steps;
-    added := least(room, marked.completed + marked.failed
-                         - open_join.completed_steps - open_join.failed_steps);
-    IF added <= 0 THEN
+    SELECT * INTO sums
+      FROM outbox._join_add(
+               open_join.expected_steps, open_join.completed_steps, open_join.failed_steps,
+               greatest(marked.completed - open_join.completed_steps, 0)::integer,
+               greatest(marked.failed - open_join.failed_steps, 0)::integer);
+    IF sums.added = 0 THEN
         RETURN 0;
     END IF;
 
     UPDATE outbox.joins j
-       SET failed_steps = j.failed_steps + f.failed,
-           completed_steps = j.completed_steps + added - f.failed,
-           status = CASE WHEN added < room THEN 0
-                         WHEN j.failed_steps + f.failed > 0 THEN 2
-                         ELSE 1 END,
+       SET completed_steps = sums.completed,
+           failed_steps = sums.failed,
+           status = sums.status,
            last_updated_at = clock_timestamp()
-      FROM (SELECT least(added, marked.failed - open_join.failed_steps)) f(failed)
      WHERE j.join_id = _recount.join_id;
-    IF added = room THEN
+    IF sums.status <> 0 THEN
         PERFORM outbox._wake_waits(_recount.join_id);
         PERFORM outbox._log(format('outbox join: %s is complete', _recount.join_id));
     END IF;
-    RETURN added;
+    RETURN sums.added;
 END
 $$;
 
