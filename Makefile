@@ -54,10 +54,10 @@ DATA = $(wildcard src/sql/upgrade/$(EXTENSION)--*--*.sql)
 PG_CPPFLAGS = -Isrc -DOUTBOX_VERSION='"$(EXTVERSION)"'
 PGFILEDESC = "outbox - transactional outbox, work queue and fan-in joins"
 
-REGRESS = extension enqueue dedupe claim settle reap streams topics retention security joins batch timers plain_sql
+REGRESS = extension enqueue dedupe claim settle reap stream policy maintenance security join batch inbox timer trigger
 REGRESS_OPTS = --inputdir=.
 ISOLATION = $(patsubst test/specs/%.spec,%,$(sort $(wildcard test/specs/*.spec)))
-ISOLATION_OPTS = --inputdir=test --outputdir=output_iso
+ISOLATION_OPTS = --inputdir=test --outputdir=output_iso --load-extension=outbox
 
 EXTRA_CLEAN = results/ output_iso/ tmp_check/ regression.diffs regression.out log/
 

@@ -1,0 +1,46 @@
+-- The inbox: each message once, then the calls of the work queue.
+SET client_min_messages = warning;
+SET outbox.backoff_jitter = off;
+DELETE FROM outbox.inbox_queue;
+DELETE FROM outbox.inbox_dead;
+DELETE FROM outbox.message_deduplication;
+\set a '''00000000-0000-4000-8000-00000000000a'''
+
+SELECT outbox.receive('00000000-0000-4000-8000-000000000101', 'mail', '{"to": "ann"}', 'shop');
+SELECT outbox.receive('00000000-0000-4000-8000-000000000101', 'mail', 'again');
+SELECT outbox.receive('00000000-0000-4000-8000-000000000102', 'bill', 'x', headers => '{"k": 1}');
+SELECT outbox.receive('00000000-0000-4000-8000-000000000103', 'mail', 'one', stream_id => '00000000-0000-4000-8000-0000000000aa');
+SELECT outbox.receive('00000000-0000-4000-8000-000000000104', 'mail', 'two', stream_id => '00000000-0000-4000-8000-0000000000aa');
+SELECT message_id, handler_name, source, payload, status FROM outbox.inbox ORDER BY id;
+
+-- rolled back, it was never seen
+BEGIN;
+SELECT outbox.receive('00000000-0000-4000-8000-000000000105', 'mail', 'x');
+ROLLBACK;
+SELECT count(*) FROM outbox.message_deduplication;
+
+-- bad arguments
+\set VERBOSITY sqlstate
+SELECT outbox.receive(NULL, 'mail', 'x');
+SELECT outbox.receive(gen_random_uuid(), '', 'x');
+SELECT outbox.receive(gen_random_uuid(), 'mail', NULL);
+SELECT outbox.receive(gen_random_uuid(), repeat('h', 256), 'x');
+\set VERBOSITY default
+
+-- leased by handler, in the order of the stream
+SELECT message_id, topic AS handler_name, payload, attempts FROM outbox.claim_inbox(:a, handler_names => '{mail}');
+SELECT count(*) FROM outbox.claim_inbox('00000000-0000-4000-8000-00000000000b', handler_names => '{mail}');
+SELECT outbox.renew_inbox(:a, array_agg(id), 100) FROM outbox.inbox WHERE status = 1;
+SELECT outbox.ack_inbox(:a, array_agg(id)) FROM outbox.inbox WHERE message_id = '00000000-0000-4000-8000-000000000101';
+-- the first of the stream goes back, and takes the second with it
+SELECT outbox.nack_inbox(:a, array_agg(id), 'not now', '0') FROM outbox.inbox WHERE message_id = '00000000-0000-4000-8000-000000000103';
+SELECT outbox.ack_inbox(:a, array_agg(id)) FROM outbox.inbox WHERE message_id = '00000000-0000-4000-8000-000000000104';
+SELECT message_id, status, attempts, retry_count, last_error FROM outbox.inbox ORDER BY id;
+SELECT count(*) FROM outbox.claim_inbox(:a, handler_names => '{mail}');
+SELECT outbox.release_inbox(:a);
+SELECT outbox.fail_inbox(:a, array_agg(id), 'never') FROM outbox.claim_inbox(:a, handler_names => '{bill}');
+SELECT outbox.reap_inbox();
+SELECT message_id, handler_name, status, failure_reason, last_error FROM outbox.inbox ORDER BY id;
+-- what was seen is not received again, done or dead
+SELECT outbox.receive('00000000-0000-4000-8000-000000000101', 'mail', 'once more'),
+       outbox.receive('00000000-0000-4000-8000-000000000102', 'bill', 'once more');
