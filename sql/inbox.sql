@@ -3,6 +3,7 @@ SET client_min_messages = warning;
 SET outbox.backoff_jitter = off;
 DELETE FROM outbox.inbox_queue;
 DELETE FROM outbox.inbox_dead;
+DELETE FROM outbox.inbox_done;
 DELETE FROM outbox.message_deduplication;
 \set a '''00000000-0000-4000-8000-00000000000a'''
 
