@@ -196,7 +196,8 @@ SELECT outbox.process_work_batch(:a, 's', 'h', 1, flags => -1);
 SELECT count(*) FROM outbox.process_work_batch(:a, 's', 'h', 1, outbox_completions => NULL, renew_inbox_lease_ids => NULL);
 SELECT service_name FROM outbox.instances;
 
--- 10,000 entries in each section
+-- 10,000 entries in each section: too many where the server discards its caches all the time
+SET debug_discard_caches = 0;
 CREATE TEMP TABLE many AS SELECT gen_random_uuid() AS id FROM generate_series(1, 10000);
 SELECT count(*) FROM outbox.process_work_batch(:a, 's', 'h', 1, batch_size => 10000,
     new_outbox_messages => (SELECT jsonb_agg(jsonb_build_object('message_id', id, 'topic', 'many', 'payload', 'p')) FROM many),
@@ -211,6 +212,7 @@ SELECT count(*) FROM outbox.process_work_batch(:a, 's', 'h', 1, batch_size => 10
     perspective_completions => (SELECT jsonb_agg(jsonb_build_object('stream_id', id, 'perspective_name', 'r', 'last_message_id', id)) FROM many));
 SELECT (SELECT count(*) FROM outbox.messages WHERE topic = 'many' AND status = 2) AS done, (SELECT count(*) FROM outbox.inbox WHERE handler_name = 'many') AS left;
 
+RESET debug_discard_caches;
 -- retention of what was seen
 SET outbox.deduplication_retention = '1h';
 UPDATE outbox.message_deduplication SET first_seen_at = now() - interval '2 hours' WHERE message_id = pg_temp.m(11);

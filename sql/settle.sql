@@ -66,10 +66,13 @@ SELECT outbox.ack(:a, array_agg(id)) FROM c;
 SET outbox.backoff_jitter = off;
 SELECT outbox.enqueue('st.nack', 'p') IS NOT NULL AS ok;
 SELECT id AS i FROM outbox.claim(:a, topics => '{st.nack}') \gset
+-- within its delay
+SET debug_discard_caches = 0;
 SELECT outbox.nack(:a, ARRAY[:i], 'first');
 SELECT status, owner_token, locked_until, attempts, retry_count, last_error, failure_reason,
        next_attempt_at - updated_at AS delay FROM outbox.messages WHERE id = :i;
 SELECT count(*) FROM outbox.claim(:a, topics => '{st.nack}');
+RESET debug_discard_caches;
 CREATE FUNCTION nack_after(retries int) RETURNS interval LANGUAGE plpgsql AS $$
 DECLARE i bigint; d interval;
 BEGIN
