@@ -10,6 +10,8 @@ set -eu -o pipefail
 
 TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 PGVERSION=${PGVERSION:-}
+# The prefix of the installation to run on, if not that of the Debian package.
+OUTBOX_SERVER=${OUTBOX_SERVER:-}
 SANDBOX=
 
 say() { printf '%s\n' "$*"; }
@@ -23,10 +25,11 @@ as_root() {
     fi
 }
 
-# Servers refuse to run as root.
+# Servers refuse to run as root. (runuser would reset the limit of core dumps.)
 as_user() {
     if [ "$(id -u)" = 0 ]; then
-        (cd / && runuser -u postgres -- env HOME="$SANDBOX" PATH="$PATH" "$@")
+        (cd / && setpriv --reuid=postgres --regid=postgres --init-groups \
+            env HOME="$SANDBOX" PATH="$PATH" "$@")
     else
         "$@"
     fi
@@ -82,9 +85,11 @@ need_packages() {
 }
 
 choose_version() {
-    if [ -z "$PGVERSION" ]; then
-        apt-cache policy postgresql-common 2>/dev/null | grep -q 'http' ||
-            as_root apt-get -qq update >/dev/null
+    apt-cache policy postgresql-common 2>/dev/null | grep 'http' >/dev/null ||
+        as_root apt-get -qq update >/dev/null
+    if [ -n "$OUTBOX_SERVER" ]; then
+        PGVERSION=$("$OUTBOX_SERVER/bin/pg_config" --version | sed 's/^PostgreSQL \([0-9]*\).*/\1/')
+    elif [ -z "$PGVERSION" ]; then
         PGVERSION=$(offered_version)
     fi
     [ -n "$PGVERSION" ] || die "no PostgreSQL packages found"
@@ -95,20 +100,48 @@ server_packages() {
     need_packages "postgresql-$PGVERSION" "postgresql-server-dev-$PGVERSION" gcc make "$@"
 }
 
-# Make the sandbox: sources, build, and a copy of the server around it.
-make_sandbox() {
-    local prefix=/usr/lib/postgresql/$PGVERSION share=/usr/share/postgresql/$PGVERSION
+# The folder of the servers that cassert has built. Those of root must be
+# readable by user postgres, so they are not in root's home.
+cache_folder() {
+    if [ -n "${OUTBOX_CACHE:-}" ]; then
+        echo "$OUTBOX_CACHE"
+    elif [ "$(id -u)" = 0 ]; then
+        echo /var/cache/outbox
+    else
+        echo "${XDG_CACHE_HOME:-$HOME/.cache}/outbox"
+    fi
+}
+
+# cached_server KIND: the newest one of this major version; empty if there is none
+cached_server() {
+    { find "$(cache_folder)" -maxdepth 1 -name "postgresql-$PGVERSION.*-$1" 2>/dev/null || true; } |
+        sort -V | tail -1
+}
+
+# An empty directory that goes away with the process.
+make_folder() {
     SANDBOX=$(mktemp -d /tmp/outbox.XXXXXX)
     trap leave_sandbox EXIT
     trap 'exit 130' INT TERM
     chmod 755 "$SANDBOX"
-    mkdir -p "$SANDBOX/src" "$SANDBOX/run" "$SANDBOX/inst$prefix" "$SANDBOX/inst$share"
+    mkdir "$SANDBOX/run"
+}
+
+# Make the sandbox: sources, build, and a copy of the server around it.
+make_sandbox() {
+    local prefix=${OUTBOX_SERVER:-/usr/lib/postgresql/$PGVERSION} folder
+    PG_CONFIG=$prefix/bin/pg_config
+    make_folder
+    mkdir "$SANDBOX/src"
     tar -C "$TOP" --exclude=.git --exclude='*.o' --exclude='*.so' --exclude='./outbox--*.sql' -cf - . |
         tar -C "$SANDBOX/src" -xf - --no-same-owner
-    cp -a "$prefix/." "$SANDBOX/inst$prefix"
-    cp -a "$share/." "$SANDBOX/inst$share"
+    for folder in "$prefix" "$("$PG_CONFIG" --sharedir)"; do
+        [ ! -e "$SANDBOX/inst$folder" ] || continue
+        mkdir -p "$SANDBOX/inst$folder"
+        cp -a "$folder/." "$SANDBOX/inst$folder"
+    done
     BINDIR=$SANDBOX/inst$prefix/bin
-    PG_CONFIG=$prefix/bin/pg_config
+    PGXS=$(dirname "$("$PG_CONFIG" --pgxs)")/../..
     make -s -C "$SANDBOX/src" PG_CONFIG="$PG_CONFIG" all
     make -s -C "$SANDBOX/src" PG_CONFIG="$PG_CONFIG" DESTDIR="$SANDBOX/inst" install >/dev/null
     if [ "$(id -u)" = 0 ]; then
@@ -121,8 +154,8 @@ make_sandbox() {
 leave_sandbox() {
     local data
     [ -n "$SANDBOX" ] || return 0
-    for data in "$SANDBOX"/run/*/postmaster.pid; do
-        [ -e "$data" ] || continue
+    # also those of TAP tests
+    find "$SANDBOX/run" -name postmaster.pid | while read -r data; do
         as_user "$BINDIR/pg_ctl" -D "$(dirname "$data")" -m immediate -s stop || true
     done
     rm -rf "$SANDBOX"
@@ -142,6 +175,8 @@ start_server() {
         echo "fsync = on"
         echo "max_prepared_transactions = 20"
         for setting; do echo "$setting"; done
+        # as PostgreSQL::Test::Cluster does
+        [ -z "${TEMP_CONFIG:-}" ] || cat "$TEMP_CONFIG"
     } >>"$data/postgresql.conf"
     as_user "$BINDIR/pg_ctl" -D "$data" -l "$data.log" -w -s start ||
         { cat "$data.log" >&2; die "could not start a server"; }
