@@ -7,8 +7,9 @@ EXTENSION = outbox
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.control)
 
 # These bring a server of their own: they install the packages they need, work
-# in a temporary directory, and leave nothing else behind.
-PRIVATE_TARGETS = demo check nightly bench versions memory coverage
+# in a temporary directory, and leave nothing else behind. (But cassert keeps
+# what it has built in a cache folder.)
+PRIVATE_TARGETS = demo check nightly bench versions cassert memory coverage
 # These need no server at all.
 PLAIN_TARGETS = help dist
 
@@ -31,9 +32,10 @@ else
 ## make                build the library and the install script
 ## make install        install them (as root)
 ## make demo           see it work, on a private server
-## make check          pass all tests, on private servers
+## make check          pass all tests, on private servers; ARGS="regress tap:003_restart"
 ## make nightly        the long tests
 ## make versions       all tests on PostgreSQL 17 and 18 (as root)
+## make cassert        all tests on servers with assertions and sanitizers
 ## make memory         the regression tests under valgrind
 ## make bench          the benchmark, beside other queues
 ## make installcheck   the regression and isolation tests on your server
