@@ -408,6 +408,7 @@ set_apart_suspects(Tasks *tasks)
 int
 outbox_handler_run(const OutboxHandler *handler)
 {
+	MemoryContext caller = CurrentMemoryContext;
 	Tasks		tasks;
 	ErrorData  *edata;
 	int			n;
@@ -421,6 +422,8 @@ outbox_handler_run(const OutboxHandler *handler)
 	n = list_length(tasks.list);
 	if (n == 1 || (n > 1 && !try_transaction(handler, &tasks, &edata)))
 		handle_singly(handler, &tasks);
+	/* since PostgreSQL 18, a transaction ends in the context it began in */
+	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(tasks.context);
 	return n;
 }
