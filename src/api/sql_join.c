@@ -215,14 +215,23 @@ outbox_join_add_sql(PG_FUNCTION_ARGS)
 		.failed = PG_GETARG_INT32(2),
 		.status = OUTBOX_JOIN_PENDING
 	};
+	int			more_completed = PG_GETARG_INT32(3);
+	int			more_failed = PG_GETARG_INT32(4);
 	TupleDesc	desc;
 	Datum		values[4];
 	bool		isnull[4] = {false};
 	int			added;
 
+	if (count.expected <= 0 || count.completed < 0 || count.failed < 0 ||
+		count.completed > count.expected ||
+		count.failed > count.expected - count.completed ||
+		more_completed < 0 || more_failed < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("no join has these counters")));
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
-	added = outbox_join_add(&count, PG_GETARG_INT32(3), PG_GETARG_INT32(4));
+	added = outbox_join_add(&count, more_completed, more_failed);
 	values[0] = Int32GetDatum(count.completed);
 	values[1] = Int32GetDatum(count.failed);
 	values[2] = Int16GetDatum(count.status);
