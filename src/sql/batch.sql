@@ -1,5 +1,6 @@
 -- batch.sql: instances, and a whole round trip in one call. Serves
--- sql_batch.c, batch.c and instance.c.
+-- sql_batch.c, sql_instance.c, and instance.c, which knows the columns by their
+-- numbers.
 
 CREATE TABLE outbox.instances (
     instance_id       uuid        NOT NULL,
@@ -60,10 +61,10 @@ COMMENT ON COLUMN outbox.work_item.sequence_order IS 'Ascends along a stream.';
 
 -- process_work_batch(instance_id, ...)
 --     A worker's round trip. In this order: the instance is alive; those that
---     are not are removed, and their leases end; completions; failures;
---     receptors; perspectives; renewals; new messages; received messages; and
---     a claim of both, in those partitions that are the instance's. Returns
---     what was claimed.
+--     are not are removed, and their leases end; completions, failures and
+--     renewals, of which the first that names a message counts; receptors;
+--     perspectives; new messages; received messages; and a claim of both, in
+--     those partitions that are the instance's. Returns what was claimed.
 CREATE FUNCTION outbox.process_work_batch(
     instance_id                 uuid,
     service_name                text,

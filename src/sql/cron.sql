@@ -1,6 +1,6 @@
 -- cron.sql: the one way to pg_cron, which may be missing, or live in another
 -- database. pg_cron keeps its schedules in one database (cron.database_name),
--- and can be called only there.
+-- and can be called only there. Serves sql_admin.c.
 --
 -- Schedules are in the name of who made them: in pg_cron's own database of the
 -- extension's owner, elsewhere of who was connected, so that nobody has

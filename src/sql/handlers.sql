@@ -1,5 +1,5 @@
--- handlers.sql: topics that are served inside the database. Serves handler.c,
--- which knows the columns by their numbers.
+-- handlers.sql: topics that are served inside the database. Serves sql_handler.c,
+-- and handler.c, which knows the columns by their numbers.
 
 CREATE TABLE outbox.handlers (
     namespace     text    NOT NULL,

@@ -1,4 +1,5 @@
--- inbox.sql: messages that were received. Serves sql_batch.c and sql_work.c.
+-- inbox.sql: messages that were received. Serves sql_inbox.c and sql_work.c, and
+-- dedupe.c, which remembers what was received.
 --
 -- The three tables are a live table and its history, like outbox.queue,
 -- outbox.archive and outbox.dead: C knows their columns by number, so number,

@@ -1,5 +1,5 @@
 -- jobs.sql: what pg_cron triggers again and again. Each time makes a run, which
--- becomes a message. Serves sql_timer.c and sql_work.c.
+-- becomes a message. Serves sql_timer.c, sql_work.c and sql_admin.c.
 --
 -- The tables of runs are a live table and its history, like outbox.queue,
 -- outbox.archive and outbox.dead: C knows their columns by number, so number,

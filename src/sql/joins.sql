@@ -1,4 +1,4 @@
--- joins.sql: fan-in. Serves join.c and sql_join.c, which know the columns by
+-- joins.sql: fan-in. Serves sql_join.c, and join.c, which knows the columns by
 -- their numbers. Messages know nothing of joins: all there is between them is
 -- the trigger at the end of the queue.
 

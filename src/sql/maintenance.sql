@@ -1,4 +1,4 @@
--- maintenance.sql: what is no longer kept. Serves archive.c.
+-- maintenance.sql: what is no longer kept. Serves sql_admin.c.
 
 -- _make_archive_partition(keep, at)
 --     Makes the partition of the archive for a retention class and the day of

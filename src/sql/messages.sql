@@ -1,4 +1,5 @@
 -- messages.sql: every message, wherever it lies. The relation people query.
+-- Serves sql_admin.c.
 
 -- _partition_number(stream_id, partition_count)
 --     Returns the partition of a stream, from 0 to partition_count - 1. Views

@@ -1,5 +1,5 @@
 -- receptors.sql: the results of receptors, per message, and the checkpoints of
--- perspectives, per stream. Serves sql_batch.c, which calls _note_receptors and
+-- perspectives, per stream. Serves receptor.c, which calls _note_receptors and
 -- _note_perspectives; all else is SQL.
 
 CREATE TABLE outbox.receptor_processing (

@@ -1,5 +1,5 @@
--- topics.sql: what holds for a topic. Serves policy.c, which knows the columns
--- by their numbers.
+-- topics.sql: what holds for a topic. Serves trigger.c, and policy.c, which knows
+-- the columns by their numbers.
 
 CREATE TABLE outbox.topics (
     namespace           text     NOT NULL DEFAULT 'default',

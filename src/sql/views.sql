@@ -1,4 +1,5 @@
--- views.sql: for people and exporters. Nothing here reads all messages.
+-- views.sql: for people and exporters. Nothing here reads all messages. Serves
+-- sql_admin.c and sql_work.c.
 
 -- A lane at a time, hopping along the index; no count goes beyond 10000.
 CREATE VIEW outbox.topic_stats AS

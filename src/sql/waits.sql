@@ -1,5 +1,6 @@
--- waits.sql: messages that wait for joins, and what comes after. All in SQL:
--- a wait is handled once or twice in its life, and needs nothing special.
+-- waits.sql: messages that wait for joins, and what comes after. Nearly all in
+-- SQL: a wait is handled once or twice in its life, and needs nothing special.
+-- Serves sql_join.c.
 --
 -- Whoever evaluates locks a join only if it is free, and never waits for
 -- another transaction while it holds one: so it cannot be part of a deadlock,
