@@ -2,8 +2,11 @@
  * compat.h
  *	  The differences between PostgreSQL 15, 16, 17 and 18 that we meet.
  *
- * Everything else in src/ is written against one API, the newest; this file
- * bends the older ones to it.
+ * Where they are names and arguments, the rest of src/ is written against one
+ * API, the newest, and this file bends the older ones to it.  Four differences
+ * stand where they matter: shmem.c has two ways to a dynamic segment, handler.c
+ * two checks, of a role and of a function, and worker.c switches off a timeout
+ * that older servers have not.
  */
 #ifndef OUTBOX_COMPAT_H
 #define OUTBOX_COMPAT_H

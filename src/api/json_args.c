@@ -3,8 +3,9 @@
  *	  Lists of records given as JSON.
  *
  * The caller describes the fields of a record in a table; here the list is
- * taken apart.  Keys may be in PascalCase instead of snake_case.  Whatever does not fit - no list, no object, an unknown key, a
- * value of the wrong type or form - is 22023, and the message says where.
+ * taken apart.  Keys may be in PascalCase instead of snake_case.  Whatever does
+ * not fit - no list, no object, an unknown key, a value of the wrong type or
+ * form - is 22023, and the message says where.
  */
 #include "postgres.h"
 

@@ -1,10 +1,10 @@
 /*
  * trigger.c
  *	  The triggers of our tables: of outbox.queue and its siblings, for rows
- *	  that come by plain SQL, and of outbox.topics.
+ *	  that come by plain SQL, and of outbox.topics and outbox.handlers.
  *
- * The functions of the extension do themselves what these triggers do, and
- * fire none when they write directly.
+ * The functions in C do themselves what these triggers do, and fire none when
+ * they write directly.
  */
 #include "postgres.h"
 

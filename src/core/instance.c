@@ -3,8 +3,10 @@
  *	  Who is at work, and who is to take which streams.
  *
  * Every instance tells that it is alive.  One that has been silent for too
- * long is removed by the next that comes by, and its leases end.  Nobody waits
- * for anybody here: a row that somebody else has his hand on is left to him.
+ * long is removed by the next that comes by, and its leases end.  None of this
+ * waits: a row that another transaction has locked is left to that one.  Only
+ * an instance that is removed by name, outbox_instance_remove, is waited for,
+ * and so are its leases.
  *
  * Streams belong to partitions, and each partition to one instance: to the one
  * whose hash together with the partition's number is the largest.  So all who

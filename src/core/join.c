@@ -12,13 +12,15 @@
  * never changes again; so whatever is told twice, or out of order, is counted
  * once.
  *
- * Two things cannot be done at once, and are left to whoever evaluates waits
+ * Three things cannot be done at once, and are left to whoever evaluates waits
  * (sql/waits.sql), as a row in outbox.join_doubts:
  *
  *	- a message ends while another transaction, not yet committed, makes it a
  *	  member: the outcome is left, to be counted when that one has ended;
- *	- a claim buries a message of a join that is locked: a claim must not wait,
- *	  so the join is left, to be counted anew.
+ *	- a claim buries a message, or a wait is acknowledged, and the member or
+ *	  its join is locked: these two must not wait, so it is left, to be counted
+ *	  later;
+ *	- a wait that is to be woken is locked: it is left, to be woken later.
  *
  * The attaching side looks at the message after it has inserted the member,
  * and this side looks at members after the message is gone from the queue: so

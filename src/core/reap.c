@@ -6,7 +6,9 @@
  * comes by, and never hands out one that has expired.  Reaping makes visible
  * what is the case, and frees the streams that wait behind such messages.
  *
- * It never waits: what somebody else has his hand on is left to him.
+ * It never waits for a message: one that another transaction has locked is left
+ * to that one.  Messages that it fails are counted in their joins like any
+ * others, at the end of the call, and there it waits.
  */
 #include "postgres.h"
 

@@ -371,8 +371,8 @@ outbox_stream_set_add(OutboxStreamSet *set, const pg_uuid_t *stream)
 }
 
 /*
- * Read a live table's doubts that can be settled now.  *any: there are doubts at all,
- * be they not committed yet.
+ * Read a live table's doubts that can be settled now.  *any: there are doubts
+ * at all, even if they are not committed yet.
  */
 static List *
 read_doubts(OutboxTable *doubts, OutboxStoreKind kind, bool *any)

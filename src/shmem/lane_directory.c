@@ -1,6 +1,6 @@
 /*
  * lane_directory.c
- *	  Which lanes are followed in directory memory, and where.
+ *	  Which lanes are followed in shared memory, and where.
  *
  * The block holds a fixed number of slots.  A lane gets one when it is first
  * scanned or written to; when there is none left, that of a lane in which
@@ -12,7 +12,8 @@
  * takes the lane's lock as well, so that holding either is enough to rely on
  * it.  Backends cache the address of a slot and check whose it is when they
  * have locked it.  Directory before lane; never two lanes; both held for
- * microseconds, and nothing is allocated or read under them.
+ * microseconds, and no table is read under them.  All that is allocated under
+ * them is the copy of holes and buckets that a scan takes along.
  */
 #include "postgres.h"
 
@@ -681,8 +682,8 @@ outbox_doubts_report(Oid relid)
 }
 
 /*
- * When doubts_may_exist said "seen", there was no row, not even one that is
- * not committed yet.
+ * When outbox_doubts_may_exist said "seen", there was no row, not even one
+ * that is not committed yet.
  */
 void
 outbox_doubts_none(Oid relid, uint32 seen)

@@ -162,7 +162,10 @@ close_holes(const OwnClaim *claim)
 /* Watches                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* Make room for one more; nothing may be allocated under a lane's lock. */
+/*
+ * Make room for one more.  Not later: an error between taking a watch and
+ * noting it would leave the watch behind.
+ */
 void
 outbox_lane_reserve_watch(void)
 {

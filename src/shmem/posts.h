@@ -20,7 +20,10 @@
 /*
  * A place where a worker may be needed: a database, and in it either what the
  * extension does by itself (roleid is invalid), or the handlers of one role.
- * All under the state's lock.
+ *
+ * Changed only under the state's lock, but for next_upkeep, which is the own
+ * worker's alone.  The launcher reads without it, and looks again under it
+ * before it starts a worker.
  */
 typedef struct OutboxPost
 {

@@ -16,7 +16,10 @@
 #define OUTBOX_MAX_WAITERS 256
 #define OUTBOX_WAITER_TOPICS 16
 
-/* Somebody who waits; all under the lock of OutboxWakeState. */
+/*
+ * A claim that waits; all under the lock of OutboxWakeState, but that the claim
+ * itself reads and clears "unsure" without it.
+ */
 typedef struct OutboxWaiter
 {
 	Latch	   *latch;			/* NULL: a free place */

@@ -1,6 +1,9 @@
 /*
  * catalog.c
- *	  The relations of the extension in this database, looked up once.
+ *	  The relations of the extension in this database.
+ *
+ * They are looked up by name, and again after each relcache invalidation,
+ * whatever relation it is for: so a dropped and recreated extension is found.
  */
 #include "postgres.h"
 

@@ -32,7 +32,7 @@ typedef struct OutboxStore
 	Oid			dead;
 } OutboxStore;
 
-/* The relations of the extension, looked up once per backend. */
+/* The relations of the extension, kept until an invalidation comes in. */
 typedef struct OutboxCatalog
 {
 	Oid			namespace;

@@ -10,11 +10,12 @@
  * is that two look at the same moment, see nothing, and both write; for that
  * a lock on one of a few hundred buckets, held while looking and writing.
  *
- * Nobody waits for a transaction while holding a bucket, but for those who
- * insert into a stream by plain SQL: their bucket is kept to the end of their
- * transaction (outbox_stream_turn_keep).  For all others buckets cannot
- * take part in a deadlock, and two keys in one bucket cost each other
- * microseconds.
+ * Nobody waits for a transaction while holding a bucket, with two exceptions:
+ * those who insert into a stream by plain SQL keep their bucket to the end of
+ * their transaction (outbox_stream_turn_keep); and an insertion into a stream
+ * waits, in the unique index, for a transaction that has just inserted the same
+ * given message_id.  For all others buckets cannot take part in a deadlock, and
+ * two keys in one bucket cost each other microseconds.
  */
 #include "postgres.h"
 

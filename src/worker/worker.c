@@ -3,10 +3,10 @@
  *	  A background worker: serves one database for as long as there is
  *	  something to do in it.
  *
- * There are two kinds.  The extension's own worker evaluates waits, reaps,
- * cleans up, and looks which roles have handlers with messages; it runs no
- * code of users.  A handlers' worker is connected as one role and runs that
- * role's handlers.
+ * There are two kinds.  The extension's own worker evaluates waits, dispatches
+ * timers and runs of jobs, reaps, cleans up, and looks which roles have
+ * handlers; it runs no code of users.  A handlers' worker is connected as one
+ * role and runs that role's handlers.
  *
  * A worker stays while there is something to do, and a moment longer, because
  * starting one takes milliseconds; then it leaves, so that nobody finds the
