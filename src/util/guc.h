@@ -15,7 +15,7 @@ typedef enum OutboxSelectionStrategy
 {
 	OUTBOX_ROUND_ROBIN,
 	OUTBOX_DRAIN_FIRST
-}			OutboxSelectionStrategy;
+} OutboxSelectionStrategy;
 
 extern int	outbox_lease_seconds;
 extern int	outbox_batch_size;
