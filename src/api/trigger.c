@@ -157,11 +157,9 @@ tuple_key(HeapTuple tuple, TupleDesc desc)
 {
 	bool		isnull;
 
-	return (OutboxKey)
-	{
-		DatumGetTimestampTz(heap_getattr(tuple, Q_READY_AT, desc, &isnull)),
-			DatumGetInt64(heap_getattr(tuple, Q_ID, desc, &isnull))
-	};
+	return OUTBOX_MAKE(OutboxKey,
+					   DatumGetTimestampTz(heap_getattr(tuple, Q_READY_AT, desc, &isnull)),
+					   DatumGetInt64(heap_getattr(tuple, Q_ID, desc, &isnull)));
 }
 
 /*

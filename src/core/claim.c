@@ -333,11 +333,9 @@ look_behind(Claimer *claimer, TupleTableSlot *message)
 							 DatumGetInt64(outbox_row_get(message, Q_STREAM_SEQ)));
 	if (!outbox_stream_next(&claimer->streams, claimer->next, &writer))
 		return;
-	key = (OutboxKey)
-	{
-		DatumGetTimestampTz(outbox_row_get(claimer->next, Q_NEXT_ATTEMPT_AT)),
-			DatumGetInt64(outbox_row_get(claimer->next, Q_ID))
-	};
+	key = OUTBOX_MAKE(OutboxKey,
+					  DatumGetTimestampTz(outbox_row_get(claimer->next, Q_NEXT_ATTEMPT_AT)),
+					  DatumGetInt64(outbox_row_get(claimer->next, Q_ID)));
 	if (!TransactionIdIsValid(writer) && may_be_taken(claimer, claimer->next))
 		add_source(claimer, key, NULL, ExecCopySlotHeapTuple(claimer->next));
 	else

@@ -30,11 +30,9 @@
 OutboxKey
 outbox_queue_key(TupleTableSlot *message)
 {
-	return (OutboxKey)
-	{
-		DatumGetTimestampTz(outbox_row_get(message, Q_READY_AT)),
-			DatumGetInt64(outbox_row_get(message, Q_ID))
-	};
+	return OUTBOX_MAKE(OutboxKey,
+					   DatumGetTimestampTz(outbox_row_get(message, Q_READY_AT)),
+					   DatumGetInt64(outbox_row_get(message, Q_ID)));
 }
 
 /* The lane of a message's topic. */

@@ -28,6 +28,7 @@
 
 #include "compat.h"
 #include "outbox.h"
+#include "queue/queue.h"
 #include "queue/walk.h"
 #include "shmem/lane.h"
 #include "shmem/lane_directory.h"
@@ -250,11 +251,7 @@ next_row(OutboxWalk *walk)
 				 Min(range->hi.at, walk->now));
 	while (index_getnext_slot(walk->scan, ForwardScanDirection, walk->slot))
 	{
-		walk->key = (OutboxKey)
-		{
-			DatumGetTimestampTz(outbox_row_get(walk->slot, Q_READY_AT)),
-				DatumGetInt64(outbox_row_get(walk->slot, Q_ID))
-		};
+		walk->key = outbox_queue_key(walk->slot);
 		if (outbox_key_lt(range->hi, walk->key))
 			break;
 		Assert(!outbox_key_lt(walk->key, range->lo));

@@ -125,10 +125,12 @@ get_statement(OutboxTable *table, StatementKind kind)
 	key.kind = kind;
 	if (statements == NULL)
 	{
-		HASHCTL		ctl = {.keysize = sizeof(StatementKey),
-			.entrysize = sizeof(Statement),
-		.hcxt = TopMemoryContext};
+		HASHCTL		ctl;
 
+		memset(&ctl, 0, sizeof(ctl));
+		ctl.keysize = sizeof(StatementKey);
+		ctl.entrysize = sizeof(Statement);
+		ctl.hcxt = TopMemoryContext;
 		statements = hash_create("outbox statements", 32, &ctl,
 								 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 	}
