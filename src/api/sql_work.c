@@ -171,7 +171,7 @@ get_strict(FunctionCallInfo fcinfo, int arg)
  *		Messages are done.
  */
 static Datum
-ack(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+ack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_ACK};
 
@@ -191,7 +191,7 @@ ack(FunctionCallInfo fcinfo, OutboxStoreKind kind)
  *		Messages could not be handled this time.
  */
 static Datum
-nack(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+nack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_NACK,.reason = OUTBOX_REASON_UNKNOWN};
 
@@ -212,7 +212,7 @@ nack(FunctionCallInfo fcinfo, OutboxStoreKind kind)
  *		Messages cannot be handled at all.
  */
 static Datum
-fail(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+fail_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_FAIL,.reason = OUTBOX_REASON_UNKNOWN};
 
@@ -238,7 +238,7 @@ fail(FunctionCallInfo fcinfo, OutboxStoreKind kind)
  *		Leases are to last longer, counted from now.
  */
 static Datum
-renew(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+renew_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_RENEW};
 
@@ -256,7 +256,7 @@ renew(FunctionCallInfo fcinfo, OutboxStoreKind kind)
  *		Leases are given back; without ids, all of the owner's.
  */
 static Datum
-release(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+release_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxSettle settle = {.what = OUTBOX_RELEASE};
 
@@ -275,7 +275,7 @@ release(FunctionCallInfo fcinfo, OutboxStoreKind kind)
  *		Return messages whose leases have ended, and fail expired ones.
  */
 static Datum
-reap(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+reap_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	outbox_begin_call("outbox.reap()");
 	PG_RETURN_INT32(outbox_reap(outbox_store(kind),
@@ -285,34 +285,34 @@ reap(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 }
 
 TWIN(outbox_claim_messages, claim_messages, OUTBOX_QUEUE)
-TWIN(outbox_ack, ack, OUTBOX_QUEUE)
-TWIN(outbox_nack, nack, OUTBOX_QUEUE)
-TWIN(outbox_fail, fail, OUTBOX_QUEUE)
-TWIN(outbox_renew, renew, OUTBOX_QUEUE)
-TWIN(outbox_release, release, OUTBOX_QUEUE)
-TWIN(outbox_reap_messages, reap, OUTBOX_QUEUE)
+TWIN(outbox_ack, ack_messages, OUTBOX_QUEUE)
+TWIN(outbox_nack, nack_messages, OUTBOX_QUEUE)
+TWIN(outbox_fail, fail_messages, OUTBOX_QUEUE)
+TWIN(outbox_renew, renew_messages, OUTBOX_QUEUE)
+TWIN(outbox_release, release_messages, OUTBOX_QUEUE)
+TWIN(outbox_reap_messages, reap_messages, OUTBOX_QUEUE)
 
 TWIN(outbox_claim_inbox, claim_messages, OUTBOX_INBOX)
-TWIN(outbox_ack_inbox, ack, OUTBOX_INBOX)
-TWIN(outbox_nack_inbox, nack, OUTBOX_INBOX)
-TWIN(outbox_fail_inbox, fail, OUTBOX_INBOX)
-TWIN(outbox_renew_inbox, renew, OUTBOX_INBOX)
-TWIN(outbox_release_inbox, release, OUTBOX_INBOX)
-TWIN(outbox_reap_inbox, reap, OUTBOX_INBOX)
+TWIN(outbox_ack_inbox, ack_messages, OUTBOX_INBOX)
+TWIN(outbox_nack_inbox, nack_messages, OUTBOX_INBOX)
+TWIN(outbox_fail_inbox, fail_messages, OUTBOX_INBOX)
+TWIN(outbox_renew_inbox, renew_messages, OUTBOX_INBOX)
+TWIN(outbox_release_inbox, release_messages, OUTBOX_INBOX)
+TWIN(outbox_reap_inbox, reap_messages, OUTBOX_INBOX)
 
 TWIN(outbox_claim_timers, claim_messages, OUTBOX_TIMERS)
-TWIN(outbox_ack_timers, ack, OUTBOX_TIMERS)
-TWIN(outbox_nack_timers, nack, OUTBOX_TIMERS)
-TWIN(outbox_fail_timers, fail, OUTBOX_TIMERS)
-TWIN(outbox_renew_timers, renew, OUTBOX_TIMERS)
-TWIN(outbox_reap_timers, reap, OUTBOX_TIMERS)
+TWIN(outbox_ack_timers, ack_messages, OUTBOX_TIMERS)
+TWIN(outbox_nack_timers, nack_messages, OUTBOX_TIMERS)
+TWIN(outbox_fail_timers, fail_messages, OUTBOX_TIMERS)
+TWIN(outbox_renew_timers, renew_messages, OUTBOX_TIMERS)
+TWIN(outbox_reap_timers, reap_messages, OUTBOX_TIMERS)
 
 TWIN(outbox_claim_job_runs, claim_messages, OUTBOX_RUNS)
-TWIN(outbox_ack_job_runs, ack, OUTBOX_RUNS)
-TWIN(outbox_nack_job_runs, nack, OUTBOX_RUNS)
-TWIN(outbox_fail_job_runs, fail, OUTBOX_RUNS)
-TWIN(outbox_renew_job_runs, renew, OUTBOX_RUNS)
-TWIN(outbox_reap_job_runs, reap, OUTBOX_RUNS)
+TWIN(outbox_ack_job_runs, ack_messages, OUTBOX_RUNS)
+TWIN(outbox_nack_job_runs, nack_messages, OUTBOX_RUNS)
+TWIN(outbox_fail_job_runs, fail_messages, OUTBOX_RUNS)
+TWIN(outbox_renew_job_runs, renew_messages, OUTBOX_RUNS)
+TWIN(outbox_reap_job_runs, reap_messages, OUTBOX_RUNS)
 
 static int
 cmp_id(const void *a, const void *b)

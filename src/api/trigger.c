@@ -57,8 +57,8 @@ text_column(const Datum *values, const bool *isnull, AttrNumber attnum)
 
 /* The message that somebody wants to insert; *times needs room for two. */
 static void
-get_message(const Datum *values, const bool *isnull, OutboxMessage *message,
-			TimestampTz *times)
+get_inserted_message(const Datum *values, const bool *isnull, OutboxMessage *message,
+					 TimestampTz *times)
 {
 	memset(message, 0, sizeof(OutboxMessage));
 	message->topic = text_column(values, isnull, Q_TOPIC);
@@ -113,7 +113,7 @@ outbox_queue_insert(PG_FUNCTION_ARGS)
 	if (!isnull[Q_ID - 1])
 		return PointerGetDatum(trigger->tg_trigtuple);
 
-	get_message(values, isnull, &message, times);
+	get_inserted_message(values, isnull, &message, times);
 	if (message.given_id != NULL)
 		message.message_id = *message.given_id;
 	else

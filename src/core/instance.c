@@ -74,7 +74,7 @@ is_fresh(TupleTableSlot *row, const OutboxInstance *instance, TimestampTz now)
 }
 
 static void
-describe(TupleTableSlot *row, const OutboxInstance *instance, TimestampTz now)
+describe_instance(TupleTableSlot *row, const OutboxInstance *instance, TimestampTz now)
 {
 	outbox_row_set(row, I_SERVICE_NAME, PointerGetDatum(instance->service_name));
 	outbox_row_set(row, I_HOST_NAME, PointerGetDatum(instance->host_name));
@@ -100,7 +100,7 @@ insert_instance(OutboxTable *instances, OutboxProbe *probe,
 	{
 		outbox_row_set(row, I_ID, UUIDPGetDatum(&instance->id));
 		outbox_row_set(row, I_STARTED_AT, TimestampTzGetDatum(now));
-		describe(row, instance, now);
+		describe_instance(row, instance, now);
 		outbox_table_insert(instances, row);
 	}
 	outbox_keylock_release(relid, hash);
@@ -129,7 +129,7 @@ outbox_instance_heartbeat(const OutboxInstance *instance, TimestampTz now)
 	else if (!is_fresh(slot, instance, now))
 	{
 		outbox_new_row_from(row, slot);
-		describe(row, instance, now);
+		describe_instance(row, instance, now);
 		(void) outbox_table_update(&instances, slot, row, false, &blocker);
 	}
 	outbox_probe_end(&probe);

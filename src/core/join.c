@@ -122,8 +122,8 @@ typedef struct Counter
 
 /* Leave something to be counted later; the table is nearly always empty. */
 static void
-leave_doubt(TransactionId waits_for, const pg_uuid_t *join_id,
-			const pg_uuid_t *message_id, OutboxStatus status)
+leave_join_doubt(TransactionId waits_for, const pg_uuid_t *join_id,
+				 const pg_uuid_t *message_id, OutboxStatus status)
 {
 	const OutboxCatalog *catalog = outbox_catalog();
 	OutboxTable doubts;
@@ -198,7 +198,7 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 			/* it is becoming a member; a changed one is seen as it was, too */
 			if (!outbox_row_is_update(slot) && !doubted)
 			{
-				leave_doubt(writer, NULL, &message->message_id, message->status);
+				leave_join_doubt(writer, NULL, &message->message_id, message->status);
 				doubted = true;
 			}
 			continue;
@@ -214,7 +214,7 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 				break;
 			case OUTBOX_ROW_LOCKED:
 				/* whoever it is reports the same message by hand */
-				leave_doubt(writer, NULL, &message->message_id, message->status);
+				leave_join_doubt(writer, NULL, &message->message_id, message->status);
 				break;
 			case OUTBOX_ROW_GONE:
 				return false;
@@ -381,7 +381,7 @@ change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
 									 !counter->ended->must_not_wait, &blocker);
 	}
 	if (result == OUTBOX_ROW_LOCKED)
-		leave_doubt(GetCurrentTransactionId(), join_id, NULL, OUTBOX_READY);
+		leave_join_doubt(GetCurrentTransactionId(), join_id, NULL, OUTBOX_READY);
 	else if (result == OUTBOX_ROW_OK &&
 			 DatumGetInt16(outbox_row_get(row, J_STATUS)) != OUTBOX_JOIN_PENDING)
 	{
@@ -492,9 +492,9 @@ outbox_join_wake(const pg_uuid_t *join_id)
 		if (!wake_wait(&queue, &queue_probe, slot, row,
 					   DatumGetUUIDP(outbox_row_get(wait, JW_MESSAGE_ID)),
 					   &writer))
-			leave_doubt(TransactionIdIsValid(writer) ? writer :
-						GetCurrentTransactionId(),
-						join_id, NULL, OUTBOX_READY);
+			leave_join_doubt(TransactionIdIsValid(writer) ? writer :
+							 GetCurrentTransactionId(),
+							 join_id, NULL, OUTBOX_READY);
 	}
 
 	ExecDropSingleTupleTableSlot(row);

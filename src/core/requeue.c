@@ -35,7 +35,7 @@ get_pointer(HeapTuple tuple, AttrNumber attnum, TupleDesc desc)
 }
 
 static const TimestampTz *
-get_time(HeapTuple tuple, AttrNumber attnum, TupleDesc desc)
+get_time_pointer(HeapTuple tuple, AttrNumber attnum, TupleDesc desc)
 {
 	bool		isnull;
 	Datum		value = heap_getattr(tuple, attnum, desc, &isnull);
@@ -69,8 +69,8 @@ revive(OutboxMessage *message, HeapTuple tuple, TupleDesc desc,
 	message->dedupe_key = get_pointer(tuple, H_DEDUPE_KEY, desc);
 	message->tenant_id = get_pointer(tuple, H_TENANT_ID, desc);
 	message->stream_id = get_pointer(tuple, H_STREAM_ID, desc);
-	message->due_time = get_time(tuple, H_DUE_TIME, desc);
-	message->expires_at = get_time(tuple, H_EXPIRES_AT, desc);
+	message->due_time = get_time_pointer(tuple, H_DUE_TIME, desc);
+	message->expires_at = get_time_pointer(tuple, H_EXPIRES_AT, desc);
 	/* who brings back what has expired wants it delivered */
 	if (message->expires_at != NULL && *message->expires_at <= now)
 		message->expires_at = NULL;

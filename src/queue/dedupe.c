@@ -66,7 +66,7 @@ insert_key(KeyAttempt *attempt)
  * transaction has changed its row first.
  */
 static bool
-take_over(KeyAttempt *attempt, TupleTableSlot *old, TransactionId *blocker)
+take_over_key(KeyAttempt *attempt, TupleTableSlot *old, TransactionId *blocker)
 {
 	TupleTableSlot *row = outbox_table_new_row(&attempt->table);
 
@@ -101,7 +101,7 @@ try_key(void *arg, TransactionId *blocker)
 		/* of a row of our own, the message may yet come */
 		if (!outbox_row_is_own(slot, &own) &&
 			!outbox_message_is_kept(&attempt->holder))
-			decided = take_over(attempt, slot, blocker);
+			decided = take_over_key(attempt, slot, blocker);
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	return decided;

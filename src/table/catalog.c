@@ -72,8 +72,8 @@ find_index(Oid namespace, const char *table, const char *suffix)
 }
 
 static void
-find_store(OutboxStoreKind kind, Oid namespace, const char *table,
-		   const char *done, const char *dead)
+look_up_store(OutboxStoreKind kind, Oid namespace, const char *table,
+			  const char *done, const char *dead)
 {
 	OutboxStore *store = &catalog.stores[kind];
 
@@ -106,10 +106,10 @@ outbox_catalog(void)
 				 errhint("Run CREATE EXTENSION outbox.")));
 	catalog.namespace = nsp;
 	catalog.sequence = find_relation(nsp, "message_id_seq");
-	find_store(OUTBOX_QUEUE, nsp, "queue", "archive", "dead");
-	find_store(OUTBOX_INBOX, nsp, "inbox_queue", "inbox_done", "inbox_dead");
-	find_store(OUTBOX_TIMERS, nsp, "timer_queue", "timer_done", "timer_dead");
-	find_store(OUTBOX_RUNS, nsp, "run_queue", "run_done", "run_dead");
+	look_up_store(OUTBOX_QUEUE, nsp, "queue", "archive", "dead");
+	look_up_store(OUTBOX_INBOX, nsp, "inbox_queue", "inbox_done", "inbox_dead");
+	look_up_store(OUTBOX_TIMERS, nsp, "timer_queue", "timer_done", "timer_dead");
+	look_up_store(OUTBOX_RUNS, nsp, "run_queue", "run_done", "run_dead");
 	catalog.dead_pkey = find_relation(nsp, "dead_pkey");
 	catalog.dead_message_id = find_relation(nsp, "dead_message_id_key");
 	catalog.dedupe = find_relation(nsp, "dedupe");

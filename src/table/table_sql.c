@@ -157,8 +157,8 @@ get_statement(OutboxTable *table, StatementKind kind)
 
 /* Run a statement with the row's values; how many rows it found. */
 static uint64
-run_statement(OutboxTable *table, StatementKind kind, TupleTableSlot *row,
-			  int nargs)
+run_row_statement(OutboxTable *table, StatementKind kind, TupleTableSlot *row,
+				  int nargs)
 {
 	SPIPlanPtr	plan = get_statement(table, kind);
 	char	   *nulls = palloc(nargs + 1);
@@ -177,14 +177,14 @@ run_statement(OutboxTable *table, StatementKind kind, TupleTableSlot *row,
 
 /* Lock the row; only if it is still the version that was read. */
 static OutboxRowResult
-lock_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
-		 bool wait, TransactionId *blocker)
+lock_unchanged_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
+				   bool wait, TransactionId *blocker)
 {
 	ItemPointer tid;
 	bool		isnull;
 
 	/* the kind that does not wait comes next */
-	if (run_statement(table, wait ? kind : kind + 1, old, table->nkeys) == 0)
+	if (run_row_statement(table, wait ? kind : kind + 1, old, table->nkeys) == 0)
 	{
 		if (wait)
 			return OUTBOX_ROW_GONE;
@@ -216,7 +216,7 @@ void
 outbox_sql_insert(OutboxTable *table, TupleTableSlot *row)
 {
 	connect_spi();
-	run_statement(table, STMT_INSERT, row, table->natts);
+	run_row_statement(table, STMT_INSERT, row, table->natts);
 	finish_spi();
 }
 
@@ -227,9 +227,9 @@ outbox_sql_update(OutboxTable *table, TupleTableSlot *old,
 	OutboxRowResult result;
 
 	connect_spi();
-	result = lock_row(table, STMT_LOCK, old, wait, blocker);
+	result = lock_unchanged_row(table, STMT_LOCK, old, wait, blocker);
 	if (result == OUTBOX_ROW_OK &&
-		run_statement(table, STMT_UPDATE, row, table->natts) == 0)
+		run_row_statement(table, STMT_UPDATE, row, table->natts) == 0)
 		result = OUTBOX_ROW_REFUSED;
 	finish_spi();
 	return result;
@@ -242,9 +242,9 @@ outbox_sql_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
 	OutboxRowResult result;
 
 	connect_spi();
-	result = lock_row(table, STMT_LOCK_TO_DELETE, old, wait, blocker);
+	result = lock_unchanged_row(table, STMT_LOCK_TO_DELETE, old, wait, blocker);
 	if (result == OUTBOX_ROW_OK &&
-		run_statement(table, STMT_DELETE, old, table->nkeys) == 0)
+		run_row_statement(table, STMT_DELETE, old, table->nkeys) == 0)
 		result = OUTBOX_ROW_REFUSED;
 	finish_spi();
 	return result;

@@ -76,7 +76,7 @@ check_databases(char **newval, void **extra, GucSource source)
 }
 
 static bool
-check_name(char **newval, void **extra, GucSource source)
+check_topic_name(char **newval, void **extra, GucSource source)
 {
 	if (**newval != '\0' && strlen(*newval) <= OUTBOX_MAX_NAME)
 		return true;
@@ -188,7 +188,7 @@ define_policy_settings(void)
 							   NULL,
 							   &outbox_join_wait_topic,
 							   "join.wait",
-							   PGC_SUSET, 0, check_name, NULL, NULL);
+							   PGC_SUSET, 0, check_topic_name, NULL, NULL);
 	DefineCustomEnumVariable("outbox.log_level",
 							 "Level at which operations are logged.",
 							 NULL,
