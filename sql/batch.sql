@@ -101,7 +101,7 @@ SELECT message_id, topic AS handler_name, attempts FROM outbox.claim_inbox(:a, h
 SELECT outbox.renew_inbox(:a, array_agg(id), 100), outbox.nack_inbox(:a, array_agg(id), 'hm', '0') FROM outbox.inbox WHERE handler_name = 'one';
 SELECT message_id, topic AS handler_name, attempts FROM outbox.claim_inbox(:a);
 SELECT outbox.release_inbox(:a);
-SELECT outbox.fail_inbox(:a, array_agg(id), 'never', 4::smallint) FROM outbox.claim_inbox(:a, handler_names => '{two}');
+SELECT outbox.fail_inbox(:a, array_agg(id), 'never', 4) FROM outbox.claim_inbox(:a, handler_names => '{two}');
 SELECT outbox.ack_inbox(:a, array_agg(id)) FROM outbox.claim_inbox(:a, handler_names => '{one}');
 SELECT message_id, handler_name, status, failure_reason, last_error FROM outbox.inbox ORDER BY message_id;
 SELECT outbox.reap_inbox();

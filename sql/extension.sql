@@ -76,7 +76,9 @@ SELECT c.oid::regclass
    AND c.oid <> ALL (e.extconfig);
 
 -- the states have names
-SELECT s, outbox.status_name(s::smallint) FROM generate_series(-1, 4) s;
+SELECT s, outbox.status_name(s), outbox.join_status_name(s) FROM generate_series(-1, 4) s;
+-- and the reasons
+SELECT r, outbox.reason_name(r) FROM unnest(ARRAY[-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 99, 32768]) r;
 
 -- in one transaction, and back
 BEGIN;

@@ -115,7 +115,7 @@ SELECT status, attempts, retry_count, last_error, failure_reason, is_processed F
 -- fail: for good
 SELECT outbox.enqueue_many('st.fail', ARRAY['1', '2']) IS NOT NULL AS ok;
 SELECT array_agg(id) AS ids FROM outbox.claim(:a, topics => '{st.fail}') \gset
-SELECT outbox.fail(:a, (:'ids'::bigint[])[1:1]), outbox.fail(:a, (:'ids'::bigint[])[2:2], 'broken', 4::smallint);
+SELECT outbox.fail(:a, (:'ids'::bigint[])[1:1]), outbox.fail(:a, (:'ids'::bigint[])[2:2], 'broken', 4);
 SELECT payload, status, last_error, failure_reason, is_processed, processed_at FROM outbox.messages WHERE topic = 'st.fail' ORDER BY id;
 SELECT payload, last_error, failure_reason, failed_by, failed_at <= clock_timestamp() AS in_time FROM outbox.dead_letters WHERE topic = 'st.fail' ORDER BY id;
 SELECT outbox.fail(:a, :'ids'::bigint[]), outbox.ack(:a, :'ids'::bigint[]);
@@ -151,7 +151,7 @@ SELECT outbox.nack(:a, '{1}', delay => '178000000 years');
 SELECT outbox.nack(:a, '{1}', max_attempts => 0);
 SELECT outbox.fail(NULL, '{1}');
 SELECT outbox.fail(:a, NULL);
-SELECT outbox.fail(:a, '{1}', reason => (-1)::smallint);
+SELECT outbox.fail(:a, '{1}', reason => -1);
 SELECT outbox.renew(NULL, '{1}');
 SELECT outbox.renew(:a, NULL);
 SELECT outbox.renew(:a, '{1}', 0);

@@ -207,27 +207,21 @@ nack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 }
 
 /*
- * outbox.fail(owner_token uuid, ids bigint[], error text, reason smallint,
+ * outbox.fail(owner_token uuid, ids bigint[], error text, reason int,
  *			   attempts int[], strict boolean) RETURNS int
  *		Messages cannot be handled at all.
  */
 static Datum
 fail_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
-	OutboxSettle settle = {.what = OUTBOX_FAIL,.reason = OUTBOX_REASON_UNKNOWN};
+	OutboxSettle settle = {.what = OUTBOX_FAIL};
 
 	outbox_begin_call("outbox.fail()");
 	settle.store = outbox_store(kind);
 	get_leases(fcinfo, 1, 4, &settle);
 	settle.error = outbox_arg_text_or_null(fcinfo, 2);
-	if (!PG_ARGISNULL(3))
-	{
-		settle.reason = PG_GETARG_INT16(3);
-		if (settle.reason < 0)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("reason must not be negative")));
-	}
+	settle.reason = outbox_arg_int(fcinfo, 3, "reason", OUTBOX_REASON_UNKNOWN,
+								   0, PG_INT16_MAX);
 	settle.strict = get_strict(fcinfo, 5);
 	PG_RETURN_INT32(outbox_settle(&settle));
 }

@@ -372,7 +372,7 @@ CREATE FUNCTION outbox.fail_inbox(
     owner_token uuid,
     ids         bigint[],
     error       text      DEFAULT NULL,
-    reason      smallint  DEFAULT NULL,
+    reason      integer   DEFAULT NULL,
     attempts    integer[] DEFAULT NULL,
     strict      boolean   DEFAULT false
 )
@@ -380,7 +380,7 @@ RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_fail_inbox';
 
-COMMENT ON FUNCTION outbox.fail_inbox(uuid, bigint[], text, smallint, integer[], boolean) IS
+COMMENT ON FUNCTION outbox.fail_inbox(uuid, bigint[], text, integer, integer[], boolean) IS
     'Fails messages of the inbox for good.';
 
 -- renew_inbox(owner_token, ids, ...)

@@ -542,7 +542,7 @@ CREATE FUNCTION outbox.fail_job_runs(
     owner_token uuid,
     ids         bigint[],
     error       text      DEFAULT NULL,
-    reason      smallint  DEFAULT NULL,
+    reason      integer   DEFAULT NULL,
     attempts    integer[] DEFAULT NULL,
     strict      boolean   DEFAULT false
 )
@@ -550,7 +550,7 @@ RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_fail_job_runs';
 
-COMMENT ON FUNCTION outbox.fail_job_runs(uuid, bigint[], text, smallint, integer[], boolean) IS
+COMMENT ON FUNCTION outbox.fail_job_runs(uuid, bigint[], text, integer, integer[], boolean) IS
     'Fails runs of jobs for good.';
 
 -- renew_job_runs(owner_token, ids, ...)

@@ -113,7 +113,7 @@ COMMENT ON TRIGGER outbox_queue_ended ON outbox.queue IS
 
 -- join_status_name(status)
 --     Returns the name of the status of a join; null if there is no such status.
-CREATE FUNCTION outbox.join_status_name(status smallint)
+CREATE FUNCTION outbox.join_status_name(status integer)
 RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN CASE status
@@ -123,7 +123,7 @@ RETURN CASE status
     WHEN 3 THEN 'cancelled'
 END;
 
-COMMENT ON FUNCTION outbox.join_status_name(smallint) IS
+COMMENT ON FUNCTION outbox.join_status_name(integer) IS
     'The name of a join''s status: 0 pending, 1 completed, 2 failed, 3 cancelled.';
 
 -- _message_end(message_id)

@@ -13,7 +13,7 @@ COMMENT ON SEQUENCE outbox.message_id_seq IS
 -- status_name(status)
 --     Returns the name of the status of a message, an inbox message, a timer or
 --     a run; null if there is no such status.
-CREATE FUNCTION outbox.status_name(status smallint)
+CREATE FUNCTION outbox.status_name(status integer)
 RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN CASE status
@@ -23,5 +23,27 @@ RETURN CASE status
     WHEN 3 THEN 'failed'
 END;
 
-COMMENT ON FUNCTION outbox.status_name(smallint) IS
+COMMENT ON FUNCTION outbox.status_name(integer) IS
     'The name of a status: 0 ready, 1 in progress, 2 done, 3 failed.';
+
+-- reason_name(reason)
+--     Returns the name of a reason of failure; null if there is no such reason.
+CREATE FUNCTION outbox.reason_name(reason integer)
+RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN CASE reason
+    WHEN 0 THEN 'none'
+    WHEN 1 THEN 'transport not ready'
+    WHEN 2 THEN 'transport error'
+    WHEN 3 THEN 'serialization'
+    WHEN 4 THEN 'validation'
+    WHEN 5 THEN 'max attempts exceeded'
+    WHEN 6 THEN 'lease or message expired'
+    WHEN 7 THEN 'event storage'
+    WHEN 8 THEN 'throttled'
+    WHEN 9 THEN 'cancelled'
+    WHEN 99 THEN 'unknown'
+END;
+
+COMMENT ON FUNCTION outbox.reason_name(integer) IS
+    'The name of a reason of failure, as in failure_reason.';

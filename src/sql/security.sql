@@ -34,7 +34,7 @@ AS $$
 BEGIN
     PERFORM outbox._grant(role, ARRAY[
         'claim', 'ack', 'nack', 'abandon', 'fail', 'renew', 'release',
-        'reap', 'reap_expired', 'status_name',
+        'reap', 'reap_expired', 'status_name', 'reason_name',
         'report_step_completed', 'report_step_failed', 'process_join_waits',
         'register_handler', 'unregister_handler',
         'receive', 'claim_inbox', 'ack_inbox', 'nack_inbox', 'fail_inbox', 'renew_inbox',
@@ -68,7 +68,7 @@ DECLARE
 BEGIN
     PERFORM outbox._grant(
         role,
-        ARRAY['status_name', 'join_status_name', 'status', 'explain_message',
+        ARRAY['status_name', 'join_status_name', 'reason_name', 'status', 'explain_message',
               '_partition_number', '_leased_ids'],
         ARRAY['topic_stats', 'leases', 'topics', 'handlers', 'join_progress', 'join_members',
               'join_waits', 'instances', 'upcoming']);

@@ -344,7 +344,7 @@ CREATE FUNCTION outbox.fail_timers(
     owner_token uuid,
     ids         bigint[],
     error       text      DEFAULT NULL,
-    reason      smallint  DEFAULT NULL,
+    reason      integer   DEFAULT NULL,
     attempts    integer[] DEFAULT NULL,
     strict      boolean   DEFAULT false
 )
@@ -352,7 +352,7 @@ RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_fail_timers';
 
-COMMENT ON FUNCTION outbox.fail_timers(uuid, bigint[], text, smallint, integer[], boolean) IS
+COMMENT ON FUNCTION outbox.fail_timers(uuid, bigint[], text, integer, integer[], boolean) IS
     'Fails timers for good.';
 
 -- renew_timers(owner_token, ids, ...)

@@ -121,7 +121,7 @@ CREATE FUNCTION outbox.fail(
     owner_token uuid,
     ids         bigint[],
     error       text      DEFAULT NULL,
-    reason      smallint  DEFAULT NULL,
+    reason      integer   DEFAULT NULL,
     attempts    integer[] DEFAULT NULL,
     strict      boolean   DEFAULT false
 )
@@ -129,7 +129,7 @@ RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_fail';
 
-COMMENT ON FUNCTION outbox.fail(uuid, bigint[], text, smallint, integer[], boolean) IS
+COMMENT ON FUNCTION outbox.fail(uuid, bigint[], text, integer, integer[], boolean) IS
     'Fails messages for good.';
 
 -- renew(owner_token, ids, ...)

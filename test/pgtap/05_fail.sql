@@ -24,7 +24,7 @@ SELECT is(
 
 SELECT tap.lease('obx-044', 'plain', 'explained') AS leased \gset
 SELECT outbox.fail(tap.alice(), (:'leased'::bigint[])[1:1]),
-       outbox.fail(tap.alice(), (:'leased'::bigint[])[2:2], 'bad "value"', 4::smallint) AS second \gset
+       outbox.fail(tap.alice(), (:'leased'::bigint[])[2:2], 'bad "value"', 4) AS second \gset
 SELECT is(
     ARRAY(SELECT format('%s: %s, %s', payload, failure_reason, coalesce(last_error, 'no error'))
             FROM outbox.messages WHERE topic = 'obx-044' ORDER BY id),

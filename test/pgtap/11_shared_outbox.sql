@@ -160,7 +160,7 @@ SELECT is(
 -- dead
 
 SELECT tap.lease('so-dead', 'p') AS leased \gset
-SELECT outbox.fail(tap.alice(), :'leased', 'no such customer', 4::smallint) \gset
+SELECT outbox.fail(tap.alice(), :'leased', 'no such customer', 4) \gset
 SELECT results_eq(
     $$SELECT payload, last_error, failure_reason::integer, attempts, failed_by
         FROM outbox.dead_letters WHERE topic = 'so-dead'$$,

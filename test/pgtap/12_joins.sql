@@ -296,7 +296,7 @@ SELECT is(
   FROM outbox.status() WHERE component = 'joins';
 
 SELECT is(
-    ARRAY(SELECT outbox.join_status_name(s::smallint) FROM generate_series(-1, 4) s)
+    ARRAY(SELECT outbox.join_status_name(s) FROM generate_series(-1, 4) s)
         || outbox.join_status_name(NULL),
     '{NULL,pending,completed,failed,cancelled,NULL,NULL}',
     'JOIN-082 join_status_name spells the four states');

@@ -701,7 +701,7 @@ SELECT is(
                  outbox.renew_inbox(tap.alice(), ARRAY(SELECT id FROM claimed WHERE payload = '1'), 5000),
                  outbox.ack_inbox(tap.alice(), ARRAY(SELECT id FROM claimed WHERE payload = '1')),
                  outbox.nack_inbox(tap.alice(), ARRAY(SELECT id FROM claimed WHERE payload = '2'), 'e', '0'),
-                 outbox.fail_inbox(tap.alice(), ARRAY(SELECT id FROM claimed WHERE payload = '3'), 'e', 4::smallint)]::text
+                 outbox.fail_inbox(tap.alice(), ARRAY(SELECT id FROM claimed WHERE payload = '3'), 'e', 4)]::text
         || tap.states('outbox.inbox')::text,
     '1work,2work,3work{0,1,1,1,1}' || ARRAY['2 ready progress 0 attempts 1 retries 1', '3 failed progress 0 attempts 1 retries 0',
                                             '4 ready progress 0 attempts 0 retries 0', '5 ready progress 0 attempts 0 retries 0']::text,

@@ -236,7 +236,7 @@ SELECT tap.pass('timer-16') \gset
 SELECT count(*) FROM outbox.claim_timers(tap.alice(), 60) \gset
 SELECT outbox.abandon_timers(tap.alice(), :'ids', max_attempts => 3) \gset
 SELECT tap.lease_timers('timer-16', 'q') AS ids \gset
-SELECT outbox.fail_timers(tap.alice(), :'ids', 'no', 4::smallint) \gset
+SELECT outbox.fail_timers(tap.alice(), :'ids', 'no', 4) \gset
 SELECT is(
     ARRAY(SELECT concat_ws(' ', payload, outbox.status_name(status), failure_reason, last_error) FROM outbox.timers WHERE topic = 'timer-16' ORDER BY 1),
     '{"p failed 5 E 1","q failed 4 no"}',

@@ -232,7 +232,7 @@ SELECT is(
   FROM outbox.job_runs WHERE id = :one;
 
 SELECT array_agg(id ORDER BY id) AS ids FROM outbox.job_runs WHERE owner_token = tap.alice() \gset
-SELECT outbox.abandon_job_runs(tap.alice(), (:'ids'::bigint[])[1:1], 'E'), outbox.fail_job_runs(tap.alice(), (:'ids'::bigint[])[2:2], 'no', 4::smallint) AS f \gset
+SELECT outbox.abandon_job_runs(tap.alice(), (:'ids'::bigint[])[1:1], 'E'), outbox.fail_job_runs(tap.alice(), (:'ids'::bigint[])[2:2], 'no', 4) AS f \gset
 UPDATE outbox.run_queue SET locked_until = now() - interval '1 s' WHERE id = ANY ((:'ids'::bigint[])[3:4]);
 SELECT outbox.renew_job_runs(tap.alice(), (:'ids'::bigint[])[3:3], 600) \gset
 SELECT outbox.reap_expired_job_runs() AS reaped \gset

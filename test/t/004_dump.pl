@@ -64,7 +64,7 @@ UPDATE outbox.archive SET processed_at = processed_at - interval '1 day' WHERE t
 Q
 enqueue($dbh, 'dead', "dead $_", dedupe_key => "dead $_", stream_id => $streams[4]) for 1 .. 5;
 claim($dbh, $anna, 'dead');
-$dbh->do('SELECT outbox.fail(?, array_agg(id), ?, 4::smallint) FROM outbox.leases WHERE topic = ?', undef, $anna, "b\tad\n\\N '\$\$", 'dead');
+$dbh->do('SELECT outbox.fail(?, array_agg(id), ?, 4) FROM outbox.leases WHERE topic = ?', undef, $anna, "b\tad\n\\N '\$\$", 'dead');
 enqueue($dbh, 'open', "open $_", dedupe_key => "open $_") for 1 .. 20;
 claim($dbh, $anna, 'open', 10);
 claim($dbh, $berta, 'open', 5);
