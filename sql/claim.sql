@@ -13,6 +13,18 @@ SELECT message_id = :'m' AS same, namespace, topic, payload, headers, correlatio
   FROM outbox.claim(:a, topics => '{cl}') \gx
 SELECT status, owner_token, attempts, retry_count, is_processed, locked_until > clock_timestamp() AS leased
   FROM outbox.messages WHERE message_id = :'m';
+-- without an owner_token each call makes one
+SELECT outbox.enqueue_many('cl.own', ARRAY['1', '2', '3']) IS NOT NULL AS ok;
+SELECT owner_token AS o FROM outbox.claim(batch_size => 1, topics => '{cl.own}') \gset
+SELECT count(*), count(DISTINCT owner_token) AS owners, bool_and(owner_token > :'o') AS later FROM outbox.claim(NULL, topics => '{cl.own}');
+SELECT payload, owner_token = :'o' AS o FROM outbox.messages WHERE topic = 'cl.own' ORDER BY id;
+SELECT outbox.ack(:'o', array_agg(id)) FROM outbox.messages WHERE topic = 'cl.own';
+SELECT payload, status, processed_by = :'o' AS o FROM outbox.messages WHERE topic = 'cl.own' ORDER BY id;
+SELECT outbox.ack(owner_token, array_agg(id)) FROM outbox.messages WHERE topic = 'cl.own' AND status = 1 GROUP BY owner_token;
+BEGIN;
+SELECT outbox.enqueue('cl.own', '4') IS NOT NULL AS ok;
+SELECT count(*) > 0 AS leased, count(DISTINCT owner_token) AS owners FROM outbox.claim();
+ROLLBACK;
 -- leased: nobody gets it, not even the owner
 SELECT count(*) FROM outbox.claim(:b, topics => '{cl}');
 SELECT count(*) FROM outbox.claim(:a, topics => '{cl}');
@@ -130,7 +142,7 @@ COMMIT;
 
 -- what is refused
 \set VERBOSITY sqlstate
-SELECT * FROM outbox.claim(NULL);
+SELECT * FROM outbox.claim(NULL, 0);
 SELECT * FROM outbox.claim(:a, 0);
 SELECT * FROM outbox.claim(:a, -1);
 SELECT * FROM outbox.claim(:a, 86401);

@@ -25,6 +25,7 @@
 #include "table/catalog.h"
 #include "table/table.h"
 #include "util/guc.h"
+#include "util/uuid.h"
 
 /* The SQL function "name" is what "body" does on one of the live tables. */
 #define TWIN(name, body, kind) \
@@ -71,19 +72,21 @@ get_topics(FunctionCallInfo fcinfo, int arg, OutboxClaim *claim)
 	}
 }
 
+/* The arguments that all claims have. */
 static void
 get_claim(FunctionCallInfo fcinfo, OutboxClaim *claim)
 {
-	memset(claim, 0, sizeof(OutboxClaim));
-	claim->owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
 	claim->lease_seconds = outbox_arg_int(fcinfo, 1, "lease_seconds",
 										  outbox_lease_seconds, 1,
 										  OUTBOX_MAX_LEASE_SECONDS);
 	claim->batch_size = outbox_arg_int(fcinfo, 2, "batch_size",
 									   outbox_batch_size, 1, OUTBOX_MAX_BATCH);
-	/* timers and runs are all alike */
-	if (PG_NARGS() <= 3)
-		return;
+}
+
+/* Those of claims on tables with topics, which need no owner_token. */
+static void
+get_filters(FunctionCallInfo fcinfo, OutboxClaim *claim)
+{
 	claim->namespace = outbox_arg_name_or_null(fcinfo, 3, "namespace");
 	get_topics(fcinfo, 4, claim);
 	claim->tenant = outbox_arg_uuid_or_null(fcinfo, 5);
@@ -95,23 +98,48 @@ get_claim(FunctionCallInfo fcinfo, OutboxClaim *claim)
  * outbox.claim(owner_token uuid, lease_seconds int, batch_size int,
  *				namespace text, topics text[], tenant_id uuid,
  *				max_attempts int, wait_ms int) RETURNS SETOF outbox.message
- *		Take due messages, and lease them to the owner.
+ *		Take due messages, and lease them to the owner.  Without an
+ *		owner_token the owner is a new one.
  */
 static Datum
 claim_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	OutboxClaim claim;
+	OutboxClaim claim = {0};
 	int			wait_ms;
 
 	outbox_begin_call("outbox.claim()");
-	get_claim(fcinfo, &claim);
 	claim.store = outbox_store(kind);
-	wait_ms = PG_NARGS() <= 7 ? 0 :
-		outbox_arg_int(fcinfo, 7, "wait_ms", 0, 0, OUTBOX_MAX_WAIT_MS);
+	if (PG_ARGISNULL(0))
+		outbox_uuid7(GetCurrentTimestamp(), &claim.owner);
+	else
+		claim.owner = *PG_GETARG_UUID_P(0);
+	get_claim(fcinfo, &claim);
+	get_filters(fcinfo, &claim);
+	wait_ms = outbox_arg_int(fcinfo, 7, "wait_ms", 0, 0, OUTBOX_MAX_WAIT_MS);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	(void) outbox_claim_or_wait(&claim, wait_ms, return_message, rsinfo);
+	return (Datum) 0;
+}
+
+/*
+ * outbox.claim_timers(owner_token uuid, lease_seconds int, batch_size int)
+ *		RETURNS SETOF outbox.message
+ *		The same for timers and runs, which are all alike.
+ */
+static Datum
+claim_alike(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+{
+	OutboxClaim claim = {0};
+
+	outbox_begin_call("outbox.claim()");
+	claim.store = outbox_store(kind);
+	claim.owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
+	get_claim(fcinfo, &claim);
+
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	(void) outbox_claim(&claim, return_message, fcinfo->resultinfo);
 	return (Datum) 0;
 }
 
@@ -294,14 +322,14 @@ TWIN(outbox_renew_inbox, renew_messages, OUTBOX_INBOX)
 TWIN(outbox_release_inbox, release_messages, OUTBOX_INBOX)
 TWIN(outbox_reap_inbox, reap_messages, OUTBOX_INBOX)
 
-TWIN(outbox_claim_timers, claim_messages, OUTBOX_TIMERS)
+TWIN(outbox_claim_timers, claim_alike, OUTBOX_TIMERS)
 TWIN(outbox_ack_timers, ack_messages, OUTBOX_TIMERS)
 TWIN(outbox_nack_timers, nack_messages, OUTBOX_TIMERS)
 TWIN(outbox_fail_timers, fail_messages, OUTBOX_TIMERS)
 TWIN(outbox_renew_timers, renew_messages, OUTBOX_TIMERS)
 TWIN(outbox_reap_timers, reap_messages, OUTBOX_TIMERS)
 
-TWIN(outbox_claim_job_runs, claim_messages, OUTBOX_RUNS)
+TWIN(outbox_claim_job_runs, claim_alike, OUTBOX_RUNS)
 TWIN(outbox_ack_job_runs, ack_messages, OUTBOX_RUNS)
 TWIN(outbox_nack_job_runs, nack_messages, OUTBOX_RUNS)
 TWIN(outbox_fail_job_runs, fail_messages, OUTBOX_RUNS)

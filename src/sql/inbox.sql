@@ -311,7 +311,7 @@ COMMENT ON FUNCTION outbox.receive(uuid, text, text, text, uuid, jsonb) IS
 --     claim. handler_names selects by handler. In what is returned, topic is
 --     the handler_name, and correlation_id the source.
 CREATE FUNCTION outbox.claim_inbox(
-    owner_token   uuid,
+    owner_token   uuid    DEFAULT NULL,
     lease_seconds integer DEFAULT NULL,
     batch_size    integer DEFAULT NULL,
     namespace     text    DEFAULT NULL,
@@ -327,7 +327,7 @@ AS 'MODULE_PATHNAME', 'outbox_claim_inbox';
 COMMENT ON FUNCTION outbox.claim_inbox(
     uuid, integer, integer, text, text[], uuid, integer, integer
 ) IS
-    'Takes due messages from the inbox and leases them to the owner.';
+    'Takes due messages from the inbox and leases them to the owner, by default a new one.';
 
 -- ack_inbox(owner_token, ids, ...)
 --     Finishes messages; see ack. They are not kept: message_deduplication

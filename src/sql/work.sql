@@ -40,11 +40,12 @@ COMMENT ON COLUMN outbox.message.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.message.owner_token IS 'Who has the lease.';
 
 -- claim(owner_token, ...)
---     Takes up to batch_size due messages and leases them to the owner. Never
---     waits for another claimer. With wait_ms it waits for messages to come.
---     Topics are all but that of join waits when they are not named.
+--     Takes up to batch_size due messages and leases them to the owner. Without
+--     an owner_token the call makes one, which the messages carry. Never waits
+--     for another claimer. With wait_ms it waits for messages to come. Topics
+--     are all but that of join waits when they are not named.
 CREATE FUNCTION outbox.claim(
-    owner_token   uuid,
+    owner_token   uuid    DEFAULT NULL,
     lease_seconds integer DEFAULT NULL,
     batch_size    integer DEFAULT NULL,
     namespace     text    DEFAULT NULL,
@@ -58,7 +59,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 50
 AS 'MODULE_PATHNAME', 'outbox_claim_messages';
 
 COMMENT ON FUNCTION outbox.claim(uuid, integer, integer, text, text[], uuid, integer, integer) IS
-    'Takes due messages and leases them to the owner.';
+    'Takes due messages and leases them to the owner, by default a new one.';
 
 -- ack(owner_token, ids, ...)
 --     Finishes messages. Only leases of the owner are touched, with attempts
