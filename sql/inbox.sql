@@ -39,6 +39,17 @@ SELECT outbox.ack_inbox(:a, array_agg(id)) FROM outbox.inbox WHERE message_id = 
 SELECT message_id, status, attempts, retry_count, last_error FROM outbox.inbox ORDER BY id;
 SELECT count(*) FROM outbox.claim_inbox(:a, handler_names => '{mail}');
 SELECT outbox.release_inbox(:a);
+-- leases are given back all or none, and without ids all of the owner's
+SELECT count(*) AS n, count(DISTINCT owner_token) AS owners, min(owner_token::text) AS o FROM outbox.claim_inbox(handler_names => '{mail}') \gset
+SELECT :n AS leased, :owners AS owners;
+SELECT array_agg(id ORDER BY id) AS ids FROM outbox.inbox WHERE owner_token = :'o' \gset
+SELECT outbox.release_inbox(:'o', NULL), outbox.release_inbox(:a, :'ids'), outbox.renew_inbox(:a, NULL, strict => true);
+\set VERBOSITY sqlstate
+SELECT outbox.release_inbox(:'o', (:'ids'::bigint[]) || -1::bigint, true);
+SELECT outbox.renew_inbox(:'o', (:'ids'::bigint[]) || -1::bigint, strict => true);
+SELECT outbox.release_inbox(NULL);
+\set VERBOSITY default
+SELECT outbox.release_inbox(:'o', (:'ids'::bigint[])[2:2], true), outbox.release_inbox(:'o');
 SELECT outbox.fail_inbox(:a, array_agg(id), 'never') FROM outbox.claim_inbox(:a, handler_names => '{bill}');
 SELECT outbox.reap_inbox();
 SELECT message_id, handler_name, status, failure_reason, last_error FROM outbox.inbox ORDER BY id;

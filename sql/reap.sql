@@ -77,7 +77,6 @@ SELECT count(*) FROM outbox.dead_letters;
 \set VERBOSITY sqlstate
 SELECT outbox.reap(0);
 SELECT outbox.reap(-1);
-SELECT outbox.requeue(NULL);
 SELECT outbox.requeue('{{1},{2}}');
 SELECT outbox.redrive('');
 SELECT outbox.redrive(topic => repeat('x', 256));

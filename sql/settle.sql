@@ -41,6 +41,16 @@ SELECT outbox.nack(:b, :'ids'::bigint[], strict => true);
 SELECT outbox.fail(:b, :'ids'::bigint[], strict => true);
 \set VERBOSITY default
 SELECT outbox.ack(:a, ARRAY[0, -5]::bigint[], strict => true);
+SELECT outbox.renew(:a, ARRAY[0, -5]::bigint[], strict => true);
+SELECT outbox.release(:a, ARRAY[0, -5]::bigint[], true);
+SELECT outbox.ack(:a, '{-5}', '{NULL}', true);
+\set VERBOSITY sqlstate
+SELECT outbox.renew(:a, :'ids'::bigint[], 77, '{1,2}', true);
+\set VERBOSITY default
+SELECT bool_or(locked_until - clock_timestamp() > '31 s') AS renewed FROM outbox.messages WHERE topic = 'st.strict';
+SELECT outbox.renew(:a, :'ids'::bigint[], 77, '{1,1}', true), outbox.release(:a, (:'ids'::bigint[])[2:2], true);
+SELECT locked_until - clock_timestamp() > '31 s' AS renewed, status FROM outbox.messages WHERE topic = 'st.strict' ORDER BY id;
+SELECT id = (:'ids'::bigint[])[2] AS again FROM outbox.claim(:a, topics => '{st.strict}');
 SELECT status, count(*) FROM outbox.messages WHERE topic = 'st.strict' GROUP BY 1;
 SELECT outbox.ack(:a, :'ids'::bigint[] || :'ids'::bigint[], strict => true);
 SELECT outbox.ack(:a, '{}', strict => true), outbox.ack(:a, '{NULL}', strict => true);
@@ -136,29 +146,35 @@ SELECT outbox.release(:a) > 0 AS all_of_mine;
 SELECT count(*) FROM outbox.leases WHERE owner_token = :a;
 SELECT count(*) FROM outbox.claim(:a, topics => '{st.renew}', max_attempts => 1);
 
+-- no ids are an empty list: what array_agg says of an empty claim
+SELECT outbox.ack(:a, array_agg(id), array_agg(attempts)) FROM outbox.claim(:a, topics => '{st.none}');
+SELECT outbox.ack(:a, NULL), outbox.nack(:a, NULL), outbox.fail(:a, NULL), outbox.renew(:a, NULL, strict => true), outbox.requeue(NULL);
+SELECT outbox.ack(:a, NULL, NULL, NULL), outbox.ack(:a, NULL, '{}'), outbox.ack(:a, '{}', '{}');
+-- nor is it all that the owner has
+SELECT outbox.release(:a, NULL), count(*) FROM outbox.leases WHERE owner_token = :a;
+
 -- what is refused
 \set VERBOSITY sqlstate
 SELECT outbox.ack(NULL, '{1}');
-SELECT outbox.ack(:a, NULL);
+SELECT outbox.ack(:a, NULL, '{1}');
 SELECT outbox.ack(:a, '{{1},{2}}');
 SELECT outbox.ack(:a, '{1,2}', '{1}');
 SELECT outbox.ack(:a, '{1}', '{{1}}');
 SELECT outbox.nack(NULL, '{1}');
-SELECT outbox.nack(:a, NULL);
+SELECT outbox.nack(NULL, NULL);
 SELECT outbox.nack(:a, '{1}', delay => '-1 s');
 SELECT outbox.nack(:a, '{1}', delay => '1000 years');
 SELECT outbox.nack(:a, '{1}', delay => '178000000 years');
 SELECT outbox.nack(:a, '{1}', max_attempts => 0);
 SELECT outbox.fail(NULL, '{1}');
-SELECT outbox.fail(:a, NULL);
 SELECT outbox.fail(:a, '{1}', reason => -1);
 SELECT outbox.renew(NULL, '{1}');
-SELECT outbox.renew(:a, NULL);
 SELECT outbox.renew(:a, '{1}', 0);
 SELECT outbox.renew(:a, '{1}', 86401);
 SELECT outbox.renew(:a, '{1}', attempts => '{1,2}');
 SELECT outbox.release(NULL);
 SELECT outbox.release(NULL, '{1}');
+SELECT outbox.release(NULL, NULL);
 SELECT outbox.release(:a, '{{1}}');
 \set VERBOSITY default
 SELECT outbox.ack(:a, '[-5:-4]={-1,-2}');

@@ -13,6 +13,10 @@ SELECT outbox.cancel_timer(NULL);
 SELECT outbox.dispatch_due(0);
 SELECT outbox.claim_timers(:a, 0);
 SELECT outbox.claim_timers(NULL, 5);
+SELECT outbox.claim_job_runs(NULL);
+SELECT outbox.renew_timers(:a, '{-1}', strict => true);
+SELECT outbox.renew_job_runs(:a, '{-1}', strict => true);
+SELECT outbox.fail_timers(:a, '{-1}', reason => -1);
 \set VERBOSITY default
 
 -- due ones become messages, later ones wait
@@ -43,6 +47,7 @@ SELECT outbox.schedule_timer('tm.w', 'w' || i, now()) IS NOT NULL AS ok FROM gen
 CREATE TEMP TABLE got AS SELECT * FROM outbox.claim_timers(:a, 30, 2);
 SELECT topic, payload, attempts FROM got ORDER BY id;
 SELECT payload FROM outbox.claim_timers(:b, 30);
+SELECT outbox.ack_timers(:a, NULL), outbox.abandon_timers(:a, NULL), outbox.fail_timers(:a, NULL), outbox.renew_timers(:a, NULL), outbox.ack_job_runs(:a, NULL, output => 'none');
 SELECT outbox.cancel_timer(message_id) FROM got;
 SELECT outbox.ack_timers(:b, array_agg(id)), outbox.ack_timers(:a, (array_agg(id ORDER BY id))[1:1]) FROM got;
 SELECT outbox.abandon_timers(:a, (array_agg(id ORDER BY id))[2:2], 'later') FROM got;

@@ -159,3 +159,14 @@ outbox_arg_array(FunctionCallInfo fcinfo, int arg, const char *name,
 	deconstruct_array(array, type, typlen, typbyval, typalign, values, isnull,
 					  n);
 }
+
+/* The same, but null is an empty list. */
+void
+outbox_arg_list(FunctionCallInfo fcinfo, int arg, const char *name,
+				Oid type, Datum **values, bool **isnull, int *n)
+{
+	if (PG_ARGISNULL(arg))
+		*n = 0;
+	else
+		outbox_arg_array(fcinfo, arg, name, type, values, isnull, n);
+}

@@ -31,6 +31,8 @@ extern const Interval *outbox_arg_delay_or_null(FunctionCallInfo fcinfo,
 extern void outbox_arg_array(FunctionCallInfo fcinfo, int arg,
 							 const char *name, Oid type, Datum **values,
 							 bool **isnull, int *n);
+extern void outbox_arg_list(FunctionCallInfo fcinfo, int arg, const char *name,
+							Oid type, Datum **values, bool **isnull, int *n);
 extern const text *outbox_empty_to_null(const text *value);
 
 #endif							/* OUTBOX_ARGS_H */

@@ -147,10 +147,13 @@ claim_alike(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 /* Settling                                                               */
 /* ---------------------------------------------------------------------- */
 
+/* Attempts in an OutboxLeaseRef: whatever it is; and that of no lease. */
+#define ANY_ATTEMPT (-1)
+#define NO_ATTEMPT 0
+
 /* The leases named by two arrays; attempts may be null altogether. */
 static void
-get_leases(FunctionCallInfo fcinfo, int ids_arg, int attempts_arg,
-		   OutboxSettle *settle)
+get_ids(FunctionCallInfo fcinfo, int attempts_arg, OutboxSettle *settle)
 {
 	Datum	   *ids;
 	Datum	   *attempts = NULL;
@@ -159,8 +162,7 @@ get_leases(FunctionCallInfo fcinfo, int ids_arg, int attempts_arg,
 	int			nids;
 	int			nattempts;
 
-	settle->owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
-	outbox_arg_array(fcinfo, ids_arg, "ids", INT8OID, &ids, &ids_null, &nids);
+	outbox_arg_list(fcinfo, 1, "ids", INT8OID, &ids, &ids_null, &nids);
 	if (attempts_arg >= 0 && !PG_ARGISNULL(attempts_arg))
 	{
 		outbox_arg_array(fcinfo, attempts_arg, "attempts", INT4OID, &attempts,
@@ -171,26 +173,33 @@ get_leases(FunctionCallInfo fcinfo, int ids_arg, int attempts_arg,
 					 errmsg("attempts must have as many elements as ids")));
 	}
 	settle->leases = palloc_array(OutboxLeaseRef, nids + 1);
-	settle->nleases = 0;
 	for (int i = 0; i < nids; i++)
 	{
-		int			attempt = -1;
+		int			attempt = ANY_ATTEMPT;
 
-		/* nobody has a lease without an attempt */
-		if (ids_null[i] || (attempts != NULL && attempts_null[i]))
+		if (ids_null[i])
 			continue;
 		if (attempts != NULL)
-			attempt = Max(DatumGetInt32(attempts[i]), 0);
+			attempt = attempts_null[i] ? NO_ATTEMPT :
+				Max(DatumGetInt32(attempts[i]), NO_ATTEMPT);
 		settle->leases[settle->nleases++] =
 			OUTBOX_MAKE(OutboxLeaseRef,.id = DatumGetInt64(ids[i]),
 						.attempts = attempt);
 	}
 }
 
-static bool
-get_strict(FunctionCallInfo fcinfo, int arg)
+/*
+ * What all functions that settle have: owner_token, then the messages; strict;
+ * and attempts, unless attempts_arg is negative.
+ */
+static void
+get_leases(FunctionCallInfo fcinfo, int attempts_arg, int strict_arg,
+		   OutboxSettle *settle)
 {
-	return !PG_ARGISNULL(arg) && PG_GETARG_BOOL(arg);
+	Assert(PG_NARGS() > Max(attempts_arg, strict_arg));
+	settle->owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
+	get_ids(fcinfo, attempts_arg, settle);
+	settle->strict = !PG_ARGISNULL(strict_arg) && PG_GETARG_BOOL(strict_arg);
 }
 
 /*
@@ -205,8 +214,7 @@ ack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 
 	outbox_begin_call("outbox.ack()");
 	settle.store = outbox_store(kind);
-	get_leases(fcinfo, 1, 2, &settle);
-	settle.strict = get_strict(fcinfo, 3);
+	get_leases(fcinfo, 2, 3, &settle);
 	/* what a run has to say is kept with it */
 	if (PG_NARGS() > 4)
 		settle.error = outbox_arg_text_or_null(fcinfo, 4);
@@ -225,10 +233,9 @@ nack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 
 	outbox_begin_call("outbox.nack()");
 	settle.store = outbox_store(kind);
-	get_leases(fcinfo, 1, 4, &settle);
+	get_leases(fcinfo, 4, 5, &settle);
 	settle.error = outbox_arg_text_or_null(fcinfo, 2);
 	settle.delay = outbox_arg_delay_or_null(fcinfo, 3, "delay");
-	settle.strict = get_strict(fcinfo, 5);
 	settle.max_attempts = outbox_arg_int(fcinfo, 6, "max_attempts", 0, 1,
 										 PG_INT32_MAX);
 	PG_RETURN_INT32(outbox_settle(&settle));
@@ -246,17 +253,16 @@ fail_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 
 	outbox_begin_call("outbox.fail()");
 	settle.store = outbox_store(kind);
-	get_leases(fcinfo, 1, 4, &settle);
+	get_leases(fcinfo, 4, 5, &settle);
 	settle.error = outbox_arg_text_or_null(fcinfo, 2);
 	settle.reason = outbox_arg_int(fcinfo, 3, "reason", OUTBOX_REASON_UNKNOWN,
 								   0, PG_INT16_MAX);
-	settle.strict = get_strict(fcinfo, 5);
 	PG_RETURN_INT32(outbox_settle(&settle));
 }
 
 /*
  * outbox.renew(owner_token uuid, ids bigint[], lease_seconds int,
- *				attempts int[]) RETURNS int
+ *				attempts int[], strict boolean) RETURNS int
  *		Leases are to last longer, counted from now.
  */
 static Datum
@@ -266,7 +272,7 @@ renew_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 
 	outbox_begin_call("outbox.renew()");
 	settle.store = outbox_store(kind);
-	get_leases(fcinfo, 1, 3, &settle);
+	get_leases(fcinfo, 3, 4, &settle);
 	settle.lease_seconds = outbox_arg_int(fcinfo, 2, "lease_seconds",
 										  outbox_lease_seconds, 1,
 										  OUTBOX_MAX_LEASE_SECONDS);
@@ -274,8 +280,8 @@ renew_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 }
 
 /*
- * outbox.release(owner_token uuid, ids bigint[]) RETURNS int
- *		Leases are given back; without ids, all of the owner's.
+ * outbox.release(owner_token uuid, ids bigint[], strict boolean) RETURNS int
+ *		Leases are given back.
  */
 static Datum
 release_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
@@ -284,12 +290,23 @@ release_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 
 	outbox_begin_call("outbox.release()");
 	settle.store = outbox_store(kind);
-	if (PG_ARGISNULL(1))
-		PG_RETURN_INT32(outbox_release_all(settle.store,
-										   outbox_arg_uuid(fcinfo, 0,
-														   "owner_token")));
-	get_leases(fcinfo, 1, -1, &settle);
+	get_leases(fcinfo, -1, 2, &settle);
 	PG_RETURN_INT32(outbox_settle(&settle));
+}
+
+/*
+ * outbox.release(owner_token uuid) RETURNS int
+ *		The owner gives back whatever it has leased.  What else ends when an
+ *		owner stops is ended here.
+ */
+static Datum
+release_all(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+{
+	const pg_uuid_t *owner;
+
+	outbox_begin_call("outbox.release()");
+	owner = outbox_arg_uuid(fcinfo, 0, "owner_token");
+	PG_RETURN_INT32(outbox_release_all(outbox_store(kind), owner));
 }
 
 /*
@@ -312,6 +329,7 @@ TWIN(outbox_nack, nack_messages, OUTBOX_QUEUE)
 TWIN(outbox_fail, fail_messages, OUTBOX_QUEUE)
 TWIN(outbox_renew, renew_messages, OUTBOX_QUEUE)
 TWIN(outbox_release, release_messages, OUTBOX_QUEUE)
+TWIN(outbox_release_all_messages, release_all, OUTBOX_QUEUE)
 TWIN(outbox_reap_messages, reap_messages, OUTBOX_QUEUE)
 
 TWIN(outbox_claim_inbox, claim_messages, OUTBOX_INBOX)
@@ -320,6 +338,7 @@ TWIN(outbox_nack_inbox, nack_messages, OUTBOX_INBOX)
 TWIN(outbox_fail_inbox, fail_messages, OUTBOX_INBOX)
 TWIN(outbox_renew_inbox, renew_messages, OUTBOX_INBOX)
 TWIN(outbox_release_inbox, release_messages, OUTBOX_INBOX)
+TWIN(outbox_release_all_inbox, release_all, OUTBOX_INBOX)
 TWIN(outbox_reap_inbox, reap_messages, OUTBOX_INBOX)
 
 TWIN(outbox_claim_timers, claim_alike, OUTBOX_TIMERS)
@@ -361,7 +380,7 @@ outbox_requeue_messages(PG_FUNCTION_ARGS)
 	int			n = 0;
 
 	outbox_begin_call("outbox.requeue()");
-	outbox_arg_array(fcinfo, 0, "ids", INT8OID, &values, &isnull, &nvalues);
+	outbox_arg_list(fcinfo, 0, "ids", INT8OID, &values, &isnull, &nvalues);
 	ids = palloc_array(int64, nvalues + 1);
 	for (int i = 0; i < nvalues; i++)
 	{

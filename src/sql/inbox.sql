@@ -389,27 +389,38 @@ CREATE FUNCTION outbox.renew_inbox(
     owner_token   uuid,
     ids           bigint[],
     lease_seconds integer   DEFAULT NULL,
-    attempts      integer[] DEFAULT NULL
+    attempts      integer[] DEFAULT NULL,
+    strict        boolean   DEFAULT false
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_renew_inbox';
 
-COMMENT ON FUNCTION outbox.renew_inbox(uuid, bigint[], integer, integer[]) IS
+COMMENT ON FUNCTION outbox.renew_inbox(uuid, bigint[], integer, integer[], boolean) IS
     'Gives leases of the inbox more time.';
 
--- release_inbox(owner_token, ids)
---     Gives leases back, without ids all of the owner's; the attempts do not
---     count. See release.
+-- release_inbox(owner_token)
+--     Gives back all leases of the owner; see release.
+CREATE FUNCTION outbox.release_inbox(owner_token uuid)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_release_all_inbox';
+
+COMMENT ON FUNCTION outbox.release_inbox(uuid) IS
+    'Gives all leases of the owner in the inbox back without counting the attempt.';
+
+-- release_inbox(owner_token, ids, strict)
+--     Gives leases back; the attempts do not count. See release.
 CREATE FUNCTION outbox.release_inbox(
     owner_token uuid,
-    ids         bigint[] DEFAULT NULL
+    ids         bigint[],
+    strict      boolean DEFAULT false
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_release_inbox';
 
-COMMENT ON FUNCTION outbox.release_inbox(uuid, bigint[]) IS
+COMMENT ON FUNCTION outbox.release_inbox(uuid, bigint[], boolean) IS
     'Gives leases of the inbox back without counting the attempt.';
 
 -- reap_inbox(batch_limit)

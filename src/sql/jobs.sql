@@ -559,13 +559,14 @@ CREATE FUNCTION outbox.renew_job_runs(
     owner_token   uuid,
     ids           bigint[],
     lease_seconds integer   DEFAULT NULL,
-    attempts      integer[] DEFAULT NULL
+    attempts      integer[] DEFAULT NULL,
+    strict        boolean   DEFAULT false
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_renew_job_runs';
 
-COMMENT ON FUNCTION outbox.renew_job_runs(uuid, bigint[], integer, integer[]) IS
+COMMENT ON FUNCTION outbox.renew_job_runs(uuid, bigint[], integer, integer[], boolean) IS
     'Gives leases of runs of jobs more time.';
 
 -- reap_expired_job_runs(batch_limit)

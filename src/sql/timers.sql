@@ -361,13 +361,14 @@ CREATE FUNCTION outbox.renew_timers(
     owner_token   uuid,
     ids           bigint[],
     lease_seconds integer   DEFAULT NULL,
-    attempts      integer[] DEFAULT NULL
+    attempts      integer[] DEFAULT NULL,
+    strict        boolean   DEFAULT false
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_renew_timers';
 
-COMMENT ON FUNCTION outbox.renew_timers(uuid, bigint[], integer, integer[]) IS
+COMMENT ON FUNCTION outbox.renew_timers(uuid, bigint[], integer, integer[], boolean) IS
     'Gives leases of timers more time.';
 
 -- reap_expired_timers(batch_limit)
@@ -417,7 +418,7 @@ BEGIN
       FROM (SELECT c.id, outbox.enqueue(c.topic, c.payload, c.correlation_id)
               FROM outbox.claim_timers(owner_token, 60, limits) c
             OFFSET 0) t;
-    dispatched := outbox.ack_timers(owner_token, coalesce(ids, '{}'));
+    dispatched := outbox.ack_timers(owner_token, ids);
     IF dispatched < limits THEN
         SELECT array_agg(r.id) INTO ids
           FROM (SELECT c.id,
@@ -426,7 +427,7 @@ BEGIN
                                                                     'run', c.id))
                   FROM outbox.claim_job_runs(owner_token, 60, limits - dispatched) c
                 OFFSET 0) r;
-        dispatched := dispatched + outbox.ack_job_runs(owner_token, coalesce(ids, '{}'));
+        dispatched := dispatched + outbox.ack_job_runs(owner_token, ids);
     END IF;
     RETURN dispatched;
 END

@@ -64,7 +64,8 @@ COMMENT ON FUNCTION outbox.claim(uuid, integer, integer, text, text[], uuid, int
 -- ack(owner_token, ids, ...)
 --     Finishes messages. Only leases of the owner are touched, with attempts
 --     only if they match; the result says how many. strict makes anything
---     else an error.
+--     else an error. ids may be null, like those that an aggregate over no
+--     message yields: then there is nothing to do.
 CREATE FUNCTION outbox.ack(
     owner_token uuid,
     ids         bigint[],
@@ -139,27 +140,39 @@ CREATE FUNCTION outbox.renew(
     owner_token   uuid,
     ids           bigint[],
     lease_seconds integer   DEFAULT NULL,
-    attempts      integer[] DEFAULT NULL
+    attempts      integer[] DEFAULT NULL,
+    strict        boolean   DEFAULT false
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_renew';
 
-COMMENT ON FUNCTION outbox.renew(uuid, bigint[], integer, integer[]) IS
+COMMENT ON FUNCTION outbox.renew(uuid, bigint[], integer, integer[], boolean) IS
     'Lets leases last longer, counted from now.';
 
--- release(owner_token, ids)
---     Gives leases back; the attempt does not count. Without ids, all of the
---     owner's.
+-- release(owner_token)
+--     Gives back all leases of the owner; the attempts do not count. For
+--     workers that stop.
+CREATE FUNCTION outbox.release(owner_token uuid)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_release_all_messages';
+
+COMMENT ON FUNCTION outbox.release(uuid) IS
+    'Gives all leases of the owner back without counting the attempt.';
+
+-- release(owner_token, ids, strict)
+--     Gives leases back; the attempts do not count.
 CREATE FUNCTION outbox.release(
     owner_token uuid,
-    ids         bigint[] DEFAULT NULL
+    ids         bigint[],
+    strict      boolean DEFAULT false
 )
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_release';
 
-COMMENT ON FUNCTION outbox.release(uuid, bigint[]) IS
+COMMENT ON FUNCTION outbox.release(uuid, bigint[], boolean) IS
     'Gives leases back without counting the attempt.';
 
 -- reap(batch_limit)
