@@ -153,28 +153,60 @@ SELECT outbox.ack(:a, NULL, NULL, NULL), outbox.ack(:a, NULL, '{}'), outbox.ack(
 -- nor is it all that the owner has
 SELECT outbox.release(:a, NULL), count(*) FROM outbox.leases WHERE owner_token = :a;
 
+-- one at a time
+SELECT outbox.enqueue_many('st.single', ARRAY['1', '2', '3', '4', '5']) IS NOT NULL AS ok;
+SELECT array_agg(id) AS ids FROM outbox.claim(:a, topics => '{st.single}') \gset
+SELECT id[1] AS i1, id[2] AS i2, id[3] AS i3, id[4] AS i4, id[5] AS i5 FROM (SELECT :'ids'::bigint[]) s(id) \gset
+SELECT outbox.renew_one(:a, :i1, 3600), outbox.renew_one(:a, :i2, 3600, 1), outbox.renew_one(:a, :i3, attempt => 2), outbox.renew_one(:b, :i4);
+SELECT payload, locked_until - clock_timestamp() BETWEEN '3590 s' AND '3600 s' AS renewed FROM outbox.messages WHERE topic = 'st.single' ORDER BY id;
+SELECT outbox.ack_one(:b, :i1), outbox.ack_one(:a, :i1, 2), outbox.ack_one(:a, :i1, 0), outbox.ack_one(:a, :i1, -1), outbox.ack_one(:a, :i1, 1), outbox.ack_one(:a, :i1);
+SELECT outbox.nack_one(:a, :i2, 'later', '1 day', 2), outbox.nack_one(:a, :i2, 'later', '1 day', 1), outbox.nack_one(:a, :i3, 'enough', max_attempts => 1);
+SELECT outbox.fail_one(:a, :i4, 'broken', 4, 2), outbox.fail_one(:a, :i4, 'broken', 4, 1);
+SELECT outbox.release_one(:b, :i5), outbox.release_one(:a, :i5), outbox.release_one(:a, :i5);
+SELECT payload, status, attempts, retry_count, next_attempt_at - updated_at AS delay, last_error, failure_reason FROM outbox.messages WHERE topic = 'st.single' ORDER BY id;
+SELECT outbox.requeue_one(:i4), outbox.requeue_one(:i4), outbox.requeue_one(:i1);
+SELECT payload, attempts FROM outbox.claim(:a, topics => '{st.single}');
+SELECT outbox.ack_one(:a, :i4, strict => true), outbox.ack_one(:a, NULL), outbox.ack_one(:a, NULL, strict => true), outbox.requeue_one(NULL);
+\set VERBOSITY sqlstate
+SELECT outbox.ack_one(:a, :i4, strict => true);
+\set VERBOSITY default
+SELECT outbox.ack_one(:a, -5, NULL, true);
+SELECT outbox.nack_one(:a, -5, strict => true);
+SELECT outbox.fail_one(:a, -5, strict => true);
+SELECT outbox.renew_one(:a, -5, strict => true);
+SELECT outbox.release_one(:a, -5, true);
+SELECT outbox.release(:a, ARRAY[:i5]);
+
 -- what is refused
 \set VERBOSITY sqlstate
 SELECT outbox.ack(NULL, '{1}');
 SELECT outbox.ack(:a, NULL, '{1}');
+SELECT outbox.ack_one(NULL, 1);
 SELECT outbox.ack(:a, '{{1},{2}}');
 SELECT outbox.ack(:a, '{1,2}', '{1}');
 SELECT outbox.ack(:a, '{1}', '{{1}}');
 SELECT outbox.nack(NULL, '{1}');
 SELECT outbox.nack(NULL, NULL);
+SELECT outbox.nack_one(NULL, 1);
+SELECT outbox.nack_one(:a, 1, delay => '-1 s');
 SELECT outbox.nack(:a, '{1}', delay => '-1 s');
 SELECT outbox.nack(:a, '{1}', delay => '1000 years');
 SELECT outbox.nack(:a, '{1}', delay => '178000000 years');
 SELECT outbox.nack(:a, '{1}', max_attempts => 0);
 SELECT outbox.fail(NULL, '{1}');
+SELECT outbox.fail_one(NULL, 1);
+SELECT outbox.fail_one(:a, 1, reason => 32768);
 SELECT outbox.fail(:a, '{1}', reason => -1);
 SELECT outbox.renew(NULL, '{1}');
+SELECT outbox.renew_one(NULL, 1);
+SELECT outbox.renew_one(:a, 1, 0);
 SELECT outbox.renew(:a, '{1}', 0);
 SELECT outbox.renew(:a, '{1}', 86401);
 SELECT outbox.renew(:a, '{1}', attempts => '{1,2}');
 SELECT outbox.release(NULL);
 SELECT outbox.release(NULL, '{1}');
 SELECT outbox.release(NULL, NULL);
+SELECT outbox.release_one(NULL, 1);
 SELECT outbox.release(:a, '{{1}}');
 \set VERBOSITY default
 SELECT outbox.ack(:a, '[-5:-4]={-1,-2}');

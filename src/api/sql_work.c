@@ -27,13 +27,23 @@
 #include "util/guc.h"
 #include "util/uuid.h"
 
-/* The SQL function "name" is what "body" does on one of the live tables. */
-#define TWIN(name, body, kind) \
+/* How the arguments of a function name messages. */
+typedef enum MessageForm
+{
+	MANY,						/* ids bigint[], attempts int[] */
+	ONE							/* id bigint, attempt int */
+} MessageForm;
+
+/*
+ * The SQL function "name" is what "body" does on one of the live tables; the
+ * rest are further arguments of the body.
+ */
+#define TWIN(name, body, ...) \
 	PG_FUNCTION_INFO_V1(name); \
 	Datum \
 	name(PG_FUNCTION_ARGS) \
 	{ \
-		return body(fcinfo, kind); \
+		return body(fcinfo, __VA_ARGS__); \
 	}
 
 /* ---------------------------------------------------------------------- */
@@ -153,7 +163,7 @@ claim_alike(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 
 /* The leases named by two arrays; attempts may be null altogether. */
 static void
-get_ids(FunctionCallInfo fcinfo, int attempts_arg, OutboxSettle *settle)
+get_many(FunctionCallInfo fcinfo, int attempts_arg, OutboxSettle *settle)
 {
 	Datum	   *ids;
 	Datum	   *attempts = NULL;
@@ -188,17 +198,37 @@ get_ids(FunctionCallInfo fcinfo, int attempts_arg, OutboxSettle *settle)
 	}
 }
 
+/* The lease named by an id and an attempt, which may be null. */
+static void
+get_one(FunctionCallInfo fcinfo, int attempt_arg, OutboxSettle *settle)
+{
+	int			attempt = ANY_ATTEMPT;
+
+	if (PG_ARGISNULL(1))
+		return;
+	if (attempt_arg >= 0 && !PG_ARGISNULL(attempt_arg))
+		attempt = Max(PG_GETARG_INT32(attempt_arg), NO_ATTEMPT);
+	settle->leases = palloc_array(OutboxLeaseRef, 1);
+	settle->leases[0] =
+		OUTBOX_MAKE(OutboxLeaseRef,.id = PG_GETARG_INT64(1),
+					.attempts = attempt);
+	settle->nleases = 1;
+}
+
 /*
  * What all functions that settle have: owner_token, then the messages; strict;
  * and attempts, unless attempts_arg is negative.
  */
 static void
-get_leases(FunctionCallInfo fcinfo, int attempts_arg, int strict_arg,
-		   OutboxSettle *settle)
+get_leases(FunctionCallInfo fcinfo, MessageForm form, int attempts_arg,
+		   int strict_arg, OutboxSettle *settle)
 {
 	Assert(PG_NARGS() > Max(attempts_arg, strict_arg));
 	settle->owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
-	get_ids(fcinfo, attempts_arg, settle);
+	if (form == MANY)
+		get_many(fcinfo, attempts_arg, settle);
+	else
+		get_one(fcinfo, attempts_arg, settle);
 	settle->strict = !PG_ARGISNULL(strict_arg) && PG_GETARG_BOOL(strict_arg);
 }
 
@@ -208,13 +238,13 @@ get_leases(FunctionCallInfo fcinfo, int attempts_arg, int strict_arg,
  *		Messages are done.
  */
 static Datum
-ack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+ack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_ACK};
 
 	outbox_begin_call("outbox.ack()");
 	settle.store = outbox_store(kind);
-	get_leases(fcinfo, 2, 3, &settle);
+	get_leases(fcinfo, form, 2, 3, &settle);
 	/* what a run has to say is kept with it */
 	if (PG_NARGS() > 4)
 		settle.error = outbox_arg_text_or_null(fcinfo, 4);
@@ -227,13 +257,13 @@ ack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
  *		Messages could not be handled this time.
  */
 static Datum
-nack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+nack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_NACK,.reason = OUTBOX_REASON_UNKNOWN};
 
 	outbox_begin_call("outbox.nack()");
 	settle.store = outbox_store(kind);
-	get_leases(fcinfo, 4, 5, &settle);
+	get_leases(fcinfo, form, 4, 5, &settle);
 	settle.error = outbox_arg_text_or_null(fcinfo, 2);
 	settle.delay = outbox_arg_delay_or_null(fcinfo, 3, "delay");
 	settle.max_attempts = outbox_arg_int(fcinfo, 6, "max_attempts", 0, 1,
@@ -247,13 +277,13 @@ nack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
  *		Messages cannot be handled at all.
  */
 static Datum
-fail_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+fail_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_FAIL};
 
 	outbox_begin_call("outbox.fail()");
 	settle.store = outbox_store(kind);
-	get_leases(fcinfo, 4, 5, &settle);
+	get_leases(fcinfo, form, 4, 5, &settle);
 	settle.error = outbox_arg_text_or_null(fcinfo, 2);
 	settle.reason = outbox_arg_int(fcinfo, 3, "reason", OUTBOX_REASON_UNKNOWN,
 								   0, PG_INT16_MAX);
@@ -266,13 +296,13 @@ fail_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
  *		Leases are to last longer, counted from now.
  */
 static Datum
-renew_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+renew_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_RENEW};
 
 	outbox_begin_call("outbox.renew()");
 	settle.store = outbox_store(kind);
-	get_leases(fcinfo, 3, 4, &settle);
+	get_leases(fcinfo, form, 3, 4, &settle);
 	settle.lease_seconds = outbox_arg_int(fcinfo, 2, "lease_seconds",
 										  outbox_lease_seconds, 1,
 										  OUTBOX_MAX_LEASE_SECONDS);
@@ -284,13 +314,13 @@ renew_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
  *		Leases are given back.
  */
 static Datum
-release_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
+release_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_RELEASE};
 
 	outbox_begin_call("outbox.release()");
 	settle.store = outbox_store(kind);
-	get_leases(fcinfo, -1, 2, &settle);
+	get_leases(fcinfo, form, -1, 2, &settle);
 	PG_RETURN_INT32(outbox_settle(&settle));
 }
 
@@ -324,35 +354,40 @@ reap_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 }
 
 TWIN(outbox_claim_messages, claim_messages, OUTBOX_QUEUE)
-TWIN(outbox_ack, ack_messages, OUTBOX_QUEUE)
-TWIN(outbox_nack, nack_messages, OUTBOX_QUEUE)
-TWIN(outbox_fail, fail_messages, OUTBOX_QUEUE)
-TWIN(outbox_renew, renew_messages, OUTBOX_QUEUE)
-TWIN(outbox_release, release_messages, OUTBOX_QUEUE)
+TWIN(outbox_ack, ack_messages, OUTBOX_QUEUE, MANY)
+TWIN(outbox_nack, nack_messages, OUTBOX_QUEUE, MANY)
+TWIN(outbox_fail, fail_messages, OUTBOX_QUEUE, MANY)
+TWIN(outbox_renew, renew_messages, OUTBOX_QUEUE, MANY)
+TWIN(outbox_release, release_messages, OUTBOX_QUEUE, MANY)
+TWIN(outbox_ack_one, ack_messages, OUTBOX_QUEUE, ONE)
+TWIN(outbox_nack_one, nack_messages, OUTBOX_QUEUE, ONE)
+TWIN(outbox_fail_one, fail_messages, OUTBOX_QUEUE, ONE)
+TWIN(outbox_renew_one, renew_messages, OUTBOX_QUEUE, ONE)
+TWIN(outbox_release_one, release_messages, OUTBOX_QUEUE, ONE)
 TWIN(outbox_release_all_messages, release_all, OUTBOX_QUEUE)
 TWIN(outbox_reap_messages, reap_messages, OUTBOX_QUEUE)
 
 TWIN(outbox_claim_inbox, claim_messages, OUTBOX_INBOX)
-TWIN(outbox_ack_inbox, ack_messages, OUTBOX_INBOX)
-TWIN(outbox_nack_inbox, nack_messages, OUTBOX_INBOX)
-TWIN(outbox_fail_inbox, fail_messages, OUTBOX_INBOX)
-TWIN(outbox_renew_inbox, renew_messages, OUTBOX_INBOX)
-TWIN(outbox_release_inbox, release_messages, OUTBOX_INBOX)
+TWIN(outbox_ack_inbox, ack_messages, OUTBOX_INBOX, MANY)
+TWIN(outbox_nack_inbox, nack_messages, OUTBOX_INBOX, MANY)
+TWIN(outbox_fail_inbox, fail_messages, OUTBOX_INBOX, MANY)
+TWIN(outbox_renew_inbox, renew_messages, OUTBOX_INBOX, MANY)
+TWIN(outbox_release_inbox, release_messages, OUTBOX_INBOX, MANY)
 TWIN(outbox_release_all_inbox, release_all, OUTBOX_INBOX)
 TWIN(outbox_reap_inbox, reap_messages, OUTBOX_INBOX)
 
 TWIN(outbox_claim_timers, claim_alike, OUTBOX_TIMERS)
-TWIN(outbox_ack_timers, ack_messages, OUTBOX_TIMERS)
-TWIN(outbox_nack_timers, nack_messages, OUTBOX_TIMERS)
-TWIN(outbox_fail_timers, fail_messages, OUTBOX_TIMERS)
-TWIN(outbox_renew_timers, renew_messages, OUTBOX_TIMERS)
+TWIN(outbox_ack_timers, ack_messages, OUTBOX_TIMERS, MANY)
+TWIN(outbox_nack_timers, nack_messages, OUTBOX_TIMERS, MANY)
+TWIN(outbox_fail_timers, fail_messages, OUTBOX_TIMERS, MANY)
+TWIN(outbox_renew_timers, renew_messages, OUTBOX_TIMERS, MANY)
 TWIN(outbox_reap_timers, reap_messages, OUTBOX_TIMERS)
 
 TWIN(outbox_claim_job_runs, claim_alike, OUTBOX_RUNS)
-TWIN(outbox_ack_job_runs, ack_messages, OUTBOX_RUNS)
-TWIN(outbox_nack_job_runs, nack_messages, OUTBOX_RUNS)
-TWIN(outbox_fail_job_runs, fail_messages, OUTBOX_RUNS)
-TWIN(outbox_renew_job_runs, renew_messages, OUTBOX_RUNS)
+TWIN(outbox_ack_job_runs, ack_messages, OUTBOX_RUNS, MANY)
+TWIN(outbox_nack_job_runs, nack_messages, OUTBOX_RUNS, MANY)
+TWIN(outbox_fail_job_runs, fail_messages, OUTBOX_RUNS, MANY)
+TWIN(outbox_renew_job_runs, renew_messages, OUTBOX_RUNS, MANY)
 TWIN(outbox_reap_job_runs, reap_messages, OUTBOX_RUNS)
 
 static int
@@ -394,6 +429,23 @@ outbox_requeue_messages(PG_FUNCTION_ARGS)
 			ids[n++] = ids[i];
 	}
 	PG_RETURN_INT32(outbox_requeue(ids, n));
+}
+
+/*
+ * outbox.requeue_one(id bigint) RETURNS int
+ *		The same with one.
+ */
+PG_FUNCTION_INFO_V1(outbox_requeue_one);
+Datum
+outbox_requeue_one(PG_FUNCTION_ARGS)
+{
+	int64		id;
+
+	outbox_begin_call("outbox.requeue_one()");
+	if (PG_ARGISNULL(0))
+		PG_RETURN_INT32(0);
+	id = PG_GETARG_INT64(0);
+	PG_RETURN_INT32(outbox_requeue(&id, 1));
 }
 
 static bool

@@ -34,6 +34,7 @@ AS $$
 BEGIN
     PERFORM outbox._grant(role, ARRAY[
         'claim', 'ack', 'nack', 'abandon', 'fail', 'renew', 'release',
+        'ack_one', 'nack_one', 'fail_one', 'renew_one', 'release_one',
         'reap', 'reap_expired', 'status_name', 'reason_name',
         'report_step_completed', 'report_step_failed', 'process_join_waits',
         'register_handler', 'unregister_handler',

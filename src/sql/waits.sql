@@ -301,7 +301,7 @@ DECLARE
 BEGIN
     SELECT * INTO the_join FROM outbox.joins j WHERE j.join_id = the_id;
     IF NOT FOUND THEN
-        PERFORM outbox.fail(owner_token, ARRAY[wait.id], 'the join does not exist', 4::smallint);
+        PERFORM outbox.fail_one(owner_token, wait.id, 'the join does not exist', 4);
         PERFORM outbox._log(format('outbox join wait: %s fails, its join does not exist',
                                    wait.message_id));
         RETURN;
@@ -369,7 +369,7 @@ BEGIN
         EXCEPTION
             WHEN data_exception OR check_violation OR not_null_violation THEN
                 -- somebody has made this wait by hand, and not well
-                PERFORM outbox.fail(owner_token, ARRAY[wait.id], SQLERRM, 4::smallint);
+                PERFORM outbox.fail_one(owner_token, wait.id, SQLERRM, 4);
         END;
         evaluated := evaluated + 1;
     END LOOP;

@@ -240,3 +240,97 @@ $$;
 
 COMMENT ON FUNCTION outbox.redrive(text, text, integer) IS
     'Puts dead messages of a namespace or topic back into the queue.';
+
+-- The functions below do with one message what those above do with a list, and
+-- have the same arguments but for id and attempt. They have names of their own
+-- because an argument of unknown type, as most drivers send it, would fit both.
+
+-- ack_one(owner_token, id, ...)
+--     Finishes a message; see ack.
+CREATE FUNCTION outbox.ack_one(
+    owner_token uuid,
+    id          bigint,
+    attempt     integer DEFAULT NULL,
+    strict      boolean DEFAULT false
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_ack_one';
+
+COMMENT ON FUNCTION outbox.ack_one(uuid, bigint, integer, boolean) IS
+    'Finishes a message; returns 1, or 0 if it was not the owner''s.';
+
+-- nack_one(owner_token, id, ...)
+--     Hands a message back, to be tried again later; see nack.
+CREATE FUNCTION outbox.nack_one(
+    owner_token  uuid,
+    id           bigint,
+    error        text     DEFAULT NULL,
+    delay        interval DEFAULT NULL,
+    attempt      integer  DEFAULT NULL,
+    strict       boolean  DEFAULT false,
+    max_attempts integer  DEFAULT NULL
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_nack_one';
+
+COMMENT ON FUNCTION outbox.nack_one(uuid, bigint, text, interval, integer, boolean, integer) IS
+    'Hands a message back to be tried again, after the backoff or the delay.';
+
+-- fail_one(owner_token, id, ...)
+--     Fails a message for good; see fail.
+CREATE FUNCTION outbox.fail_one(
+    owner_token uuid,
+    id          bigint,
+    error       text    DEFAULT NULL,
+    reason      integer DEFAULT NULL,
+    attempt     integer DEFAULT NULL,
+    strict      boolean DEFAULT false
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_fail_one';
+
+COMMENT ON FUNCTION outbox.fail_one(uuid, bigint, text, integer, integer, boolean) IS
+    'Fails a message for good.';
+
+-- renew_one(owner_token, id, ...)
+--     Lets a lease last lease_seconds from now; see renew.
+CREATE FUNCTION outbox.renew_one(
+    owner_token   uuid,
+    id            bigint,
+    lease_seconds integer DEFAULT NULL,
+    attempt       integer DEFAULT NULL,
+    strict        boolean DEFAULT false
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_renew_one';
+
+COMMENT ON FUNCTION outbox.renew_one(uuid, bigint, integer, integer, boolean) IS
+    'Lets a lease last longer, counted from now.';
+
+-- release_one(owner_token, id, strict)
+--     Gives a lease back; the attempt does not count. See release.
+CREATE FUNCTION outbox.release_one(
+    owner_token uuid,
+    id          bigint,
+    strict      boolean DEFAULT false
+)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_release_one';
+
+COMMENT ON FUNCTION outbox.release_one(uuid, bigint, boolean) IS
+    'Gives a lease back without counting the attempt.';
+
+-- requeue_one(id)
+--     Puts a dead message back into the queue; see requeue.
+CREATE FUNCTION outbox.requeue_one(id bigint)
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_requeue_one';
+
+COMMENT ON FUNCTION outbox.requeue_one(bigint) IS
+    'Puts a dead message back into the queue.';

@@ -66,7 +66,7 @@ my %sane = (
 	on_complete_topic => "'c'", on_complete_payload => "'p'", job_name => "'job'", cron_schedule => "'* * * * *'", enabled => 'false',
 	instance_id => "'00000000-0000-4000-8000-000000000003'", service_name => "'s'", host_name => "'h'", process_id => 1,
 	receptor_name => "'r'", perspective_name => "'p'", last_message_id => "'00000000-0000-4000-8000-000000000004'",
-	handler_name => "'h'", handler => "'public.handle(outbox.message)'", due_time => 'now()', timer_id => "'00000000-0000-4000-8000-000000000005'", id => 1, reason => 4,
+	handler_name => "'h'", handler => "'public.handle(outbox.message)'", due_time => 'now()', timer_id => "'00000000-0000-4000-8000-000000000005'", id => 'held.ids[1]', attempt => 'held.attempts[1]', reason => 4,
 	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', partition => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'");
 # ---------------------------------------------------------------------------
 # Calls
