@@ -39,6 +39,17 @@ SELECT status FROM outbox.messages WHERE topic = 'rp.rb';
 ROLLBACK;
 SELECT status FROM outbox.messages WHERE topic = 'rp.rb';
 SELECT outbox.reap();
+-- locks of the same transaction are not in the way
+SELECT outbox.configure_topic('rp.own', max_attempts => 1);
+SELECT outbox.enqueue('rp.own', '1') IS NOT NULL AS ok;
+SELECT count(*) FROM outbox.claim(:a, 1, topics => '{rp.own, rp.rb}');
+SELECT wait_for_leases('rp.own');
+SELECT wait_for_leases('rp.rb');
+BEGIN;
+SELECT topic, status FROM outbox.queue WHERE topic IN ('rp.own', 'rp.rb') ORDER BY topic FOR UPDATE;
+SELECT outbox.reap();
+COMMIT;
+SELECT topic, status, failure_reason FROM outbox.messages WHERE topic IN ('rp.own', 'rp.rb') ORDER BY topic;
 
 -- messages that have expired fail, wherever they lie, but not while leased
 SELECT outbox.enqueue('rp.x', 'ready', expires_at => clock_timestamp() + '50 ms') IS NOT NULL AS ok;

@@ -636,17 +636,17 @@ server_asserts(void)
 	return asserts > 0;
 }
 
-/* Lock a row that is to be updated, unless another transaction has it. */
+/* Lock a row that is to be changed, unless another transaction has it. */
 static TM_Result
-lock_row(OutboxTable *table, TupleTableSlot *old, TM_FailureData *failure)
+lock_row(OutboxTable *table, TupleTableSlot *old, LockTupleMode mode,
+		 TM_FailureData *failure)
 {
 	ItemPointerData tid = old->tts_tid;
 	TupleTableSlot *locked = outbox_table_slot(table);
 	TM_Result	result;
 
 	result = table_tuple_lock(table->rel, &tid, SnapshotAny, locked,
-							  GetCurrentCommandId(true),
-							  LockTupleNoKeyExclusive, LockWaitSkip, 0,
+							  GetCurrentCommandId(true), mode, LockWaitSkip, 0,
 							  failure);
 	ExecDropSingleTupleTableSlot(locked);
 	return result;
@@ -654,8 +654,8 @@ lock_row(OutboxTable *table, TupleTableSlot *old, TM_FailureData *failure)
 
 /*
  * Has this row only been locked?  Then the lock may be our own, or one that
- * does not conflict with an update (FOR KEY SHARE), which heap_update() does
- * not look into unless it may wait.
+ * does not conflict (FOR KEY SHARE with an update), which heap_update() and
+ * heap_delete() do not look into unless they may wait.
  */
 static bool
 is_only_locked(TupleTableSlot *old)
@@ -689,7 +689,7 @@ update_without_wait(OutboxTable *table, TupleTableSlot *old,
 		if (result != TM_BeingModified || !is_only_locked(old))
 			return result;
 	}
-	result = lock_row(table, old, failure);
+	result = lock_row(table, old, LockTupleNoKeyExclusive, failure);
 	if (result != TM_Ok)
 		return result;
 	/* the lock is ours, so there is nothing left to wait for */
@@ -727,6 +727,27 @@ outbox_table_update(OutboxTable *table, TupleTableSlot *old,
 	return row_result(result, old, &failure, blocker);
 }
 
+/* Delete a row, or answer TM_BeingModified if another transaction has it. */
+static TM_Result
+delete_without_wait(OutboxTable *table, TupleTableSlot *old,
+					TM_FailureData *failure)
+{
+	CommandId	cid = GetCurrentCommandId(true);
+	TM_Result	result;
+
+	result = table_tuple_delete(table->rel, &old->tts_tid, cid,
+								InvalidSnapshot, InvalidSnapshot, false,
+								failure, false);
+	if (result != TM_BeingModified || !is_only_locked(old))
+		return result;
+	result = lock_row(table, old, LockTupleExclusive, failure);
+	if (result != TM_Ok)
+		return result;
+	return table_tuple_delete(table->rel, &old->tts_tid, cid,
+							  InvalidSnapshot, InvalidSnapshot, true,
+							  failure, false);
+}
+
 /* Delete the row read into "old". */
 OutboxRowResult
 outbox_table_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
@@ -737,8 +758,11 @@ outbox_table_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
 
 	if (!table->direct)
 		return outbox_sql_delete(table, old, wait, blocker);
-	result = table_tuple_delete(table->rel, &old->tts_tid,
-								GetCurrentCommandId(true), InvalidSnapshot,
-								InvalidSnapshot, wait, &failure, false);
+	if (wait)
+		result = table_tuple_delete(table->rel, &old->tts_tid,
+									GetCurrentCommandId(true), InvalidSnapshot,
+									InvalidSnapshot, true, &failure, false);
+	else
+		result = delete_without_wait(table, old, &failure);
 	return row_result(result, old, &failure, blocker);
 }
