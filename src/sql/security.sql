@@ -126,7 +126,9 @@ COMMENT ON FUNCTION outbox.grant_admin(regrole) IS
 
 -- _grant(role, functions, relations)
 --     Grants USAGE of the schema, EXECUTE of all functions with these names, and
---     SELECT of these relations.
+--     SELECT of these relations. A partition of the archive that is made at the
+--     same time updates the archive's row of pg_class, as GRANT does, and so does
+--     another call of this function: the lock keeps them apart.
 CREATE FUNCTION outbox._grant(
     role      regrole,
     functions text[],
@@ -147,6 +149,7 @@ BEGIN
         RAISE EXCEPTION 'role with OID % does not exist', role::oid
             USING ERRCODE = 'undefined_object';
     END IF;
+    LOCK TABLE outbox.archive IN SHARE UPDATE EXCLUSIVE MODE;
     EXECUTE format('GRANT USAGE ON SCHEMA outbox TO %s', role);
     FOR grantable IN
         SELECT format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure, role)
