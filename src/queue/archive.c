@@ -5,10 +5,11 @@
  * The archive is partitioned by (keep, processed_at): how long messages are
  * to be kept, and the day, in UTC, on which they were done.  "keep" is -2 for
  * as long as outbox.retention says, -1 for ever, else a number of seconds,
- * from the topic's policy.  A partition is called archive_<keep>_<day> and is
- * made by the first message that needs it, or ahead of time by maintenance;
- * and whoever writes to today's makes tomorrow's, if nobody else is at it, so
- * that a busy midnight finds it there.
+ * from the topic's policy.  A partition is called archive_default_<day>,
+ * archive_forever_<day> or archive_<seconds>s_<day>.  It is made by the first
+ * message that needs it, or ahead of time by maintenance; and whoever writes
+ * to today's makes tomorrow's, if nobody else is at it, so that a busy
+ * midnight finds it there.
  *
  * A partition is made as a table of its own and then attached: that waits for
  * nobody who reads or writes the others.

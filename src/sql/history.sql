@@ -91,7 +91,7 @@ COMMENT ON COLUMN outbox.dead.id IS 'The work item, as it was in the queue.';
 COMMENT ON COLUMN outbox.dead.created_at IS 'When the message was enqueued.';
 COMMENT ON COLUMN outbox.dead.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.dead.keep IS
-    'How long it is kept: seconds; -1 for ever; -2 as outbox.retention says.';
+    'How long it is kept: seconds; -1 for ever; -2 as outbox.dead_retention says.';
 COMMENT ON COLUMN outbox.dead.attempts IS 'How often it was handed out.';
 COMMENT ON COLUMN outbox.dead.retry_count IS 'How often it was handed back as not done.';
 COMMENT ON COLUMN outbox.dead.progress IS 'Bits of what was achieved.';

@@ -2,9 +2,9 @@
  * table_sql.c
  *	  Writing rows by SQL statements, for tables that are not as we made them.
  *
- * The statements name our columns only, find a row by its first column, and
- * run as the calling role.  A row that was read is locked first, and left
- * alone when it is no longer the version that was read.
+ * The statements name our columns only, find a row by its key, and run as the
+ * calling role.  A row that was read is locked first, and left alone when it
+ * is no longer the version that was read.
  */
 #include "postgres.h"
 
