@@ -62,7 +62,7 @@ SELECT message_id, status, progress, last_error FROM outbox.messages WHERE messa
 SELECT count(*) FROM outbox.process_work_batch(:a, 'svc', 'h2', 8,
     outbox_failures => '[{"message_id": "00000000-0000-4000-8000-000000000002", "completed_status": 1, "error": "no way", "reason": 2}]');
 SELECT status, retry_count, last_error, failure_reason, progress, next_attempt_at - updated_at AS delay FROM outbox.messages WHERE message_id = pg_temp.m(2);
-UPDATE outbox.queue SET ready_at = now(), next_attempt_at = now() WHERE message_id = pg_temp.m(2);
+UPDATE outbox.queue SET next_attempt_at = now() WHERE message_id = pg_temp.m(2);
 SELECT message_id, attempts, status, flags FROM outbox.process_work_batch(:a, 'svc', 'h2', 8);
 
 -- renewals

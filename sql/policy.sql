@@ -11,11 +11,11 @@ SELECT outbox.enqueue('tp', 'p') IS NOT NULL AS ok;
 SELECT id AS i FROM outbox.claim(:a, topics => '{tp}') \gset
 SELECT outbox.nack(:a, ARRAY[:i]);
 SELECT next_attempt_at - updated_at AS delay FROM outbox.messages WHERE id = :i;
-UPDATE outbox.queue SET next_attempt_at = now(), ready_at = now() WHERE id = :i;
+UPDATE outbox.queue SET next_attempt_at = now() WHERE id = :i;
 SELECT attempts FROM outbox.claim(:a, topics => '{tp}');
 SELECT outbox.nack(:a, ARRAY[:i]);
 SELECT next_attempt_at - updated_at AS delay FROM outbox.messages WHERE id = :i;
-UPDATE outbox.queue SET next_attempt_at = now(), ready_at = now() WHERE id = :i;
+UPDATE outbox.queue SET next_attempt_at = now() WHERE id = :i;
 SELECT attempts FROM outbox.claim(:a, topics => '{tp}');
 SELECT outbox.nack(:a, ARRAY[:i]);
 SELECT status, attempts, retry_count, failure_reason FROM outbox.messages WHERE id = :i;

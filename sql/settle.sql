@@ -86,7 +86,7 @@ RESET debug_discard_caches;
 CREATE FUNCTION nack_after(retries int) RETURNS interval LANGUAGE plpgsql AS $$
 DECLARE i bigint; d interval;
 BEGIN
-    UPDATE outbox.queue SET retry_count = retries, ready_at = now(), next_attempt_at = now(), status = 0,
+    UPDATE outbox.queue SET retry_count = retries, next_attempt_at = now(), status = 0,
            attempts = retries, owner_token = NULL, locked_until = NULL WHERE topic = 'st.nack' RETURNING id INTO i;
     PERFORM outbox.claim('aaaaaaaa-0000-4000-8000-000000000001', topics => '{st.nack}', max_attempts => 2000000000);
     PERFORM outbox.nack('aaaaaaaa-0000-4000-8000-000000000001', ARRAY[i], max_attempts => 2000000000);

@@ -10,8 +10,7 @@ SET outbox.lease_seconds = '1 h';
 
 DELETE FROM outbox.queue WHERE stream_id IS NOT NULL;
 CREATE VIEW line AS
-SELECT payload, status, left(owner_token::text, 1) AS owner, attempts, waived,
-       CASE WHEN lane < 0 THEN 'owner' WHEN ready_at = 'infinity' THEN 'parked' ELSE 'topic' END AS lies
+SELECT payload, status, left(owner_token::text, 1) AS owner, attempts, waived
   FROM outbox.queue WHERE stream_id IS NOT NULL ORDER BY stream_id, stream_seq;
 
 -- one at a time if taken one at a time; others get nothing, the owner goes on
@@ -45,7 +44,7 @@ SELECT * FROM line;
 SELECT outbox.ack(:a, (:'ids'::bigint[])[2:3]) AS no_longer_leased;
 SELECT payload FROM outbox.claim(:b, topics => '{sm}');
 SELECT payload FROM outbox.claim(:a, topics => '{sm}');
-UPDATE outbox.queue SET next_attempt_at = now(), ready_at = now() WHERE id = (:'ids'::bigint[])[1];
+UPDATE outbox.queue SET next_attempt_at = now() WHERE id = (:'ids'::bigint[])[1];
 SELECT payload, attempts FROM outbox.claim(:b, topics => '{sm}');
 -- the attempt that was cut short does not count
 SELECT * FROM line;
@@ -135,7 +134,6 @@ SELECT payload FROM outbox.claim(:b, topics => '{sm}');
 SELECT payload FROM outbox.claim(:a, topics => '{sm}');
 ROLLBACK;
 SELECT count(*) FROM outbox.queue WHERE stream_id IS NOT NULL;
-SELECT count(*) FROM outbox.stream_doubts;
 
 -- a batch: streams by id, messages in the order given
 SELECT bool_and(enqueued) AS ok FROM outbox.enqueue_batch((

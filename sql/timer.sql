@@ -53,7 +53,7 @@ SELECT outbox.ack_timers(:b, array_agg(id)), outbox.ack_timers(:a, (array_agg(id
 SELECT outbox.abandon_timers(:a, (array_agg(id ORDER BY id))[2:2], 'later') FROM got;
 SELECT outbox.renew_timers(:b, array_agg(id), 60), outbox.fail_timers(:b, array_agg(id), 'no', 4) FROM outbox.timers WHERE owner_token = :b;
 SELECT payload, status, retry_count, last_error, failure_reason, next_attempt_at - processed_at IS NULL AS x FROM outbox.timers WHERE topic = 'tm.w' ORDER BY payload;
-UPDATE outbox.timer_queue SET ready_at = now(), next_attempt_at = now();
+UPDATE outbox.timer_queue SET next_attempt_at = now();
 SELECT payload, attempts, retry_count FROM outbox.claim_timers(:a, 30);
 UPDATE outbox.timer_queue SET locked_until = now() - interval '1 s';
 SELECT outbox.reap_expired_timers();

@@ -16,6 +16,7 @@
 #include "access/genam.h"
 #include "access/tableam.h"
 #include "funcapi.h"
+#include "storage/latch.h"
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
 #endif
@@ -48,6 +49,21 @@ typedef bool OutboxUpdateIndexes;
 #define OUTBOX_BGWORKER_ANY_ROLE BGWORKER_BYPASS_ROLELOGINCHECK
 #else
 #define OUTBOX_BGWORKER_ANY_ROLE 0
+#endif
+
+/*
+ * From the header of the server's libpq, which cannot be included: it wants
+ * headers of GSSAPI, and the packages of the server do not bring them.
+ */
+extern PGDLLIMPORT WaitEventSet *FeBeWaitSet;
+extern bool pq_check_connection(void);
+#define OUTBOX_CLIENT_SOCKET 0	/* FeBeWaitSetSocketPos */
+
+/* 17 numbers processes in a variable of its own. */
+#if PG_VERSION_NUM >= 170000
+#define OUTBOX_MY_PROC_NUMBER MyProcNumber
+#else
+#define OUTBOX_MY_PROC_NUMBER (MyProc->pgprocno)
 #endif
 
 #endif							/* OUTBOX_COMPAT_H */

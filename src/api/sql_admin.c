@@ -17,7 +17,7 @@
 #include "queue/message_find.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
-#include "shmem/lane_directory.h"
+#include "shmem/lane_memory.h"
 #include "shmem/posts.h"
 #include "shmem/shmem.h"
 #include "table/catalog.h"
@@ -76,15 +76,6 @@ outbox_dedupe_digest_sql(PG_FUNCTION_ARGS)
 	outbox_dedupe_digest(PG_GETARG_TEXT_PP(0), PG_GETARG_TEXT_PP(1),
 						 PG_GETARG_TEXT_PP(2), digest);
 	PG_RETURN_UUID_P(digest);
-}
-
-/* outbox._topic_lane(namespace text, topic text) RETURNS bigint */
-PG_FUNCTION_INFO_V1(outbox_topic_lane_sql);
-Datum
-outbox_topic_lane_sql(PG_FUNCTION_ARGS)
-{
-	PG_RETURN_INT64(outbox_topic_lane(PG_GETARG_TEXT_PP(0),
-									  PG_GETARG_TEXT_PP(1)));
 }
 
 /* outbox._writes(function text) RETURNS void */

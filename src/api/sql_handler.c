@@ -93,7 +93,7 @@ outbox_register_handler(PG_FUNCTION_ARGS)
 								   OUTBOX_MAX_LEASE_SECONDS);
 	check_signature(function);
 	check_role(GetUserId(), function);
-	if (outbox_handler_serves(outbox_topic_lane(namespace, topic), topic))
+	if (outbox_handler_serves(outbox_topic_key(namespace, topic), topic))
 		ereport(ERROR,
 				(errcode(ERRCODE_DUPLICATE_OBJECT),
 				 errmsg("topic \"%s\" has a handler already",

@@ -12,6 +12,7 @@
 #include "api/args.h"
 #include "api/sql_instance.h"
 #include "core/instance.h"
+#include "util/uuid.h"
 
 /* The first five arguments of several functions: who is calling. */
 void
@@ -60,11 +61,14 @@ outbox_owns_partition(PG_FUNCTION_ARGS)
 	OutboxInstances alive;
 	Datum	   *values;
 	bool	   *isnull;
+	const pg_uuid_t *owner;
 
 	memset(&alive, 0, sizeof(alive));
 	outbox_arg_array(fcinfo, 1, "instances", UUIDOID, &values, &isnull, &alive.n);
 	alive.ids = palloc_array(pg_uuid_t, alive.n + 1);
 	for (int i = 0; i < alive.n; i++)
 		alive.ids[i] = isnull[i] ? *self : *DatumGetUUIDP(values[i]);
-	PG_RETURN_BOOL(outbox_instance_owns(&alive, self, PG_GETARG_INT32(2)));
+	alive.ids[alive.n++] = *self;
+	owner = outbox_instance_owner(&alive, PG_GETARG_INT32(2));
+	PG_RETURN_BOOL(outbox_uuid_equal(owner, self));
 }

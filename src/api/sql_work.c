@@ -149,7 +149,7 @@ claim_alike(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 	get_claim(fcinfo, &claim);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	(void) outbox_claim(&claim, return_message, fcinfo->resultinfo);
+	(void) outbox_claim(&claim, return_message, fcinfo->resultinfo, NULL);
 	return (Datum) 0;
 }
 

@@ -22,12 +22,14 @@
 #include "core/enqueue.h"
 #include "outbox.h"
 #include "queue/dedupe.h"
+#include "queue/queue.h"
 #include "queue/stream.h"
-#include "shmem/lane.h"
 #include "shmem/lane_xact.h"
+#include "shmem/stream_cursor.h"
 #include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/columns.h"
+#include "table/probe.h"
 #include "table/table.h"
 #include "util/hash.h"
 #include "util/uuid.h"
@@ -40,6 +42,36 @@ get_trigger_data(FunctionCallInfo fcinfo, const char *function)
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("\"%s\" was not called as a trigger", function)));
 	return (TriggerData *) fcinfo->context;
+}
+
+/* The live table that a trigger is on; NULL if it is none. */
+static const OutboxStore *
+live_table(Relation rel)
+{
+	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
+	{
+		if (outbox_store(kind)->table == RelationGetRelid(rel))
+			return outbox_store(kind);
+	}
+	return NULL;
+}
+
+/* The triggers know columns by their numbers. */
+static void
+require_live_table(Relation rel)
+{
+	if (live_table(rel) == NULL || RelationGetDescr(rel)->natts < Q_NATTS)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" is not a table of messages",
+						RelationGetRelationName(rel))));
+}
+
+static void
+open_live_table(OutboxTable *table, Relation rel)
+{
+	outbox_table_open_to_read(table, RelationGetRelid(rel));
+	table->store = live_table(rel);
 }
 
 /* The value of a column, or NULL. */
@@ -85,127 +117,285 @@ get_inserted_message(const Datum *values, const bool *isnull, OutboxMessage *mes
 	outbox_check_message(message, "");
 }
 
-/*
- * outbox._queue_insert() RETURNS trigger
- *		Before a row is inserted into the queue: make it what enqueue() with
- *		the same values would have made.  A message whose dedupe key is taken
- *		is not inserted.
- *
- *		A row that brings its own id is left as it is: this is how messages
- *		come back from a dump.
- */
-PG_FUNCTION_INFO_V1(outbox_queue_insert);
-Datum
-outbox_queue_insert(PG_FUNCTION_ARGS)
+/* The turn of a stream, kept to the end of the transaction. */
+static void
+keep_turn(Relation rel, const pg_uuid_t *stream, OutboxStreamTurn *turn)
 {
-	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_insert");
+	OutboxTable queue;
+
+	open_live_table(&queue, rel);
+	outbox_stream_turn_begin(&queue, stream, turn);
+	outbox_table_close(&queue);
+}
+
+/*
+ * Take the dedupe key of a message that is to be inserted; false if it is taken.
+ * Not for a message whose id is there already: it will not be inserted.
+ */
+static bool
+take_key(Relation rel, OutboxMessage *message)
+{
+	pg_uuid_t	holder;
+	OutboxTable queue;
+	TupleTableSlot *slot;
+	TransactionId blocker;
+	bool		exists = false;
+
+	if (message->dedupe_key == NULL)
+		return true;
+	if (message->given_id != NULL)
+	{
+		open_live_table(&queue, rel);
+		slot = outbox_table_slot(&queue);
+		exists = outbox_find_row(&queue, queue.store->message_id,
+								 UUIDPGetDatum(message->given_id), slot, &blocker) ||
+			TransactionIdIsValid(blocker);
+		ExecDropSingleTupleTableSlot(slot);
+		outbox_table_close(&queue);
+	}
+	if (exists)
+		return true;
+	outbox_dedupe_digest(message->namespace, message->topic,
+						 message->dedupe_key, &message->dedupe_digest);
+	return outbox_dedupe_take(&message->dedupe_digest, &message->message_id,
+							  &holder);
+}
+
+/* A row that plain SQL inserts becomes what enqueue() would have made. */
+static HeapTuple
+make_inserted(TriggerData *trigger, Datum *values, bool *isnull)
+{
 	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
-	Datum	   *values = palloc_array(Datum, desc->natts);
-	bool	   *isnull = palloc_array(bool, desc->natts);
-	TimestampTz times[2];
 	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz times[2];
 	OutboxMessage message;
 	OutboxStreamTurn turn;
-	int64		lane;
+	OutboxPlace place;
 	OutboxKey	key;
-
-	heap_deform_tuple(trigger->tg_trigtuple, desc, values, isnull);
-	if (!isnull[Q_ID - 1])
-		return PointerGetDatum(trigger->tg_trigtuple);
 
 	get_inserted_message(values, isnull, &message, times);
 	if (message.given_id != NULL)
 		message.message_id = *message.given_id;
 	else
 		outbox_uuid7(now, &message.message_id);
-	if (message.dedupe_key != NULL)
-	{
-		pg_uuid_t	holder;
-
-		outbox_dedupe_digest(message.namespace, message.topic,
-							 message.dedupe_key, &message.dedupe_digest);
-		if (!outbox_dedupe_take(&message.dedupe_digest, &message.message_id,
-								&holder))
-			return PointerGetDatum(NULL);
-	}
+	if (!take_key(trigger->tg_relation, &message))
+		return NULL;
 	outbox_check_given_id(&message);
 	message.id = nextval_internal(outbox_catalog()->sequence, false);
 	if (message.stream_id != NULL)
-	{
-		OutboxTable queue;
-
-		outbox_store_open(&queue, outbox_store(OUTBOX_QUEUE));
-		(void) outbox_stream_turn_begin(&queue, message.stream_id, &turn);
-		outbox_stream_turn_keep(&queue, &turn);
-		outbox_table_close(&queue);
-	}
+		keep_turn(trigger->tg_relation, message.stream_id, &turn);
 	outbox_make_row(&message, message.stream_id != NULL ? &turn : NULL,
-					GetCurrentTimestamp(), values, isnull, &lane, &key);
-	return PointerGetDatum(heap_form_tuple(desc, values, isnull));
+					GetCurrentTimestamp(), values, isnull, &place, &key);
+	return heap_form_tuple(desc, values, isnull);
 }
 
+/* The lane of a row. */
 static int64
-tuple_lane(HeapTuple tuple, TupleDesc desc)
+lane_of(const Datum *values, const bool *isnull)
 {
-	bool		isnull;
+	OutboxPlace place;
 
-	return DatumGetInt64(heap_getattr(tuple, Q_LANE, desc, &isnull));
+	outbox_place_of(DatumGetTextPP(values[Q_NAMESPACE - 1]),
+					DatumGetTextPP(values[Q_TOPIC - 1]),
+					column(values, isnull, Q_TENANT_ID), &place);
+	return place.lane;
 }
 
-static OutboxKey
-tuple_key(HeapTuple tuple, TupleDesc desc)
+/* Is a column the same in both rows? */
+static bool
+same_uuid(const Datum *a, const bool *anull, const Datum *b, const bool *bnull,
+		  AttrNumber attnum)
+{
+	if (anull[attnum - 1] || bnull[attnum - 1])
+		return anull[attnum - 1] == bnull[attnum - 1];
+	return outbox_uuid_equal(DatumGetUUIDP(a[attnum - 1]),
+							 DatumGetUUIDP(b[attnum - 1]));
+}
+
+/*
+ * A row that plain SQL writes lies in the lane of its topic, whatever it says of
+ * that; and one that comes into another stream takes the last place there.
+ */
+static HeapTuple
+correct_row(TriggerData *trigger, HeapTuple tuple, Datum *values, bool *isnull)
+{
+	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
+	bool		update = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
+	bool		changed = false;
+
+	if (isnull[Q_NAMESPACE - 1] || isnull[Q_TOPIC - 1])
+		return tuple;			/* will be refused */
+	if (isnull[Q_LANE - 1] ||
+		DatumGetInt64(values[Q_LANE - 1]) != lane_of(values, isnull))
+	{
+		values[Q_LANE - 1] = Int64GetDatum(lane_of(values, isnull));
+		isnull[Q_LANE - 1] = false;
+		changed = true;
+	}
+	if (update)
+	{
+		Datum	   *old = palloc_array(Datum, desc->natts);
+		bool	   *oldnull = palloc_array(bool, desc->natts);
+
+		heap_deform_tuple(trigger->tg_trigtuple, desc, old, oldnull);
+		if (!same_uuid(values, isnull, old, oldnull, Q_STREAM_ID))
+		{
+			OutboxStreamTurn turn;
+
+			isnull[Q_STREAM_SEQ - 1] = isnull[Q_STREAM_ID - 1];
+			if (!isnull[Q_STREAM_ID - 1])
+			{
+				keep_turn(trigger->tg_relation,
+						  DatumGetUUIDP(values[Q_STREAM_ID - 1]), &turn);
+				values[Q_STREAM_SEQ - 1] =
+					Int64GetDatum(outbox_stream_turn_next(&turn,
+														  DatumGetInt64(values[Q_ID - 1])));
+			}
+			changed = true;
+		}
+	}
+	return changed ? heap_form_tuple(desc, values, isnull) : tuple;
+}
+
+/*
+ * outbox._queue_written() RETURNS trigger
+ *		Before a row of a live table is inserted or updated by plain SQL.  In the
+ *		queue, what is inserted becomes what enqueue() with the same values would
+ *		have made; a message whose dedupe key is taken is not inserted.
+ *
+ *		A row that brings its own id is left as it is, except for its lane: this
+ *		is how messages come back from a dump.
+ */
+PG_FUNCTION_INFO_V1(outbox_queue_written);
+Datum
+outbox_queue_written(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_written");
+	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
+	bool		update = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
+	HeapTuple	tuple = update ? trigger->tg_newtuple : trigger->tg_trigtuple;
+	Datum	   *values = palloc_array(Datum, desc->natts);
+	bool	   *isnull = palloc_array(bool, desc->natts);
+
+	require_live_table(trigger->tg_relation);
+	heap_deform_tuple(tuple, desc, values, isnull);
+	if (!update && isnull[Q_ID - 1] &&
+		RelationGetRelid(trigger->tg_relation) == outbox_store(OUTBOX_QUEUE)->table)
+		return PointerGetDatum(make_inserted(trigger, values, isnull));
+	return PointerGetDatum(correct_row(trigger, tuple, values, isnull));
+}
+
+/* A row as it was, or is now, in one of the live tables. */
+typedef struct WrittenRow
+{
+	OutboxPlace place;
+	OutboxKey	key;
+	bool		leased;
+	TimestampTz locked_until;
+	bool		in_stream;
+	pg_uuid_t	stream;
+	int64		seq;
+} WrittenRow;
+
+static void
+read_row(TupleTableSlot *slot, WrittenRow *row)
 {
 	bool		isnull;
+	Datum		locked_until = slot_getattr(slot, Q_LOCKED_UNTIL, &isnull);
 
-	return OUTBOX_MAKE(OutboxKey,
-					   DatumGetTimestampTz(heap_getattr(tuple, Q_READY_AT, desc, &isnull)),
-					   DatumGetInt64(heap_getattr(tuple, Q_ID, desc, &isnull)));
+	outbox_queue_place(slot, &row->place);
+	row->key = outbox_queue_key(slot);
+	row->leased = !isnull;
+	row->locked_until = isnull ? 0 : DatumGetTimestampTz(locked_until);
+	row->in_stream = outbox_stream_of(slot, &row->stream, &row->seq);
+}
+
+/* A row has left its place, and perhaps its stream. */
+static void
+note_old_row(Relation rel, TupleTableSlot *slot, const WrittenRow *old)
+{
+	OutboxTable queue;
+	OutboxStreamScan streams;
+
+	if (old->key.at != DT_NOEND)
+		outbox_lane_note_moved(RelationGetRelid(rel), &old->place, old->key);
+	if (!old->in_stream)
+		return;
+	open_live_table(&queue, rel);
+	outbox_stream_scan_begin(&streams, &queue);
+	outbox_stream_ended(&streams, slot);
+	outbox_stream_scan_end(&streams);
+	outbox_table_close(&queue);
+}
+
+/* A row is in a place. */
+static void
+note_new_row(Relation rel, TupleTableSlot *slot, const WrittenRow *new)
+{
+	Oid			relid = RelationGetRelid(rel);
+	bool		isnull;
+	Datum		expires_at = slot_getattr(slot, Q_EXPIRES_AT, &isnull);
+
+	if (!isnull)
+		outbox_wake_note_due(DatumGetTimestampTz(expires_at));
+	/* its place in the stream need not be the last */
+	if (new->in_stream)
+		outbox_stream_cursor_forget(relid, &new->stream);
+	if (new->leased)
+		outbox_lane_note_lease(relid, &new->place, new->key, new->locked_until);
+	else if (new->key.at != DT_NOEND)
+		outbox_lane_note_new(relid, &new->place, new->key, new->key, 1);
 }
 
 /*
  * outbox._queue_changed() RETURNS trigger
- *		After a row of the queue was inserted, updated or deleted: let the
- *		lanes know where it lies now, and where it lay before.
+ *		After a row of a live table was inserted, updated or deleted by plain SQL:
+ *		note where it is now, and where it was before.
  */
 PG_FUNCTION_INFO_V1(outbox_queue_changed);
 Datum
 outbox_queue_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_changed");
-	Oid			relid = RelationGetRelid(trigger->tg_relation);
-	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
-	HeapTuple	old = trigger->tg_trigtuple;
-	HeapTuple	new = trigger->tg_newtuple;
-	Datum		locked_until;
-	bool		isnull;
+	Relation	rel = trigger->tg_relation;
+	TupleTableSlot *slot;
+	WrittenRow	row;
 
-	if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
-		new = old;
-	else
-		outbox_lane_note_change(relid, tuple_lane(old, desc),
-								tuple_key(old, desc));
-	if (TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
-		return PointerGetDatum(NULL);
-	if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
+	require_live_table(rel);
+	slot = MakeSingleTupleTableSlot(RelationGetDescr(rel), &TTSOpsHeapTuple);
+	if (!TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
 	{
-		Datum		expires_at = heap_getattr(new, Q_EXPIRES_AT, desc, &isnull);
-
-		if (!isnull)
-			outbox_wake_note_due(DatumGetTimestampTz(expires_at));
-		if (relid == outbox_store(OUTBOX_QUEUE)->table)
-			outbox_notify_listeners();
+		ExecStoreHeapTuple(trigger->tg_trigtuple, slot, false);
+		read_row(slot, &row);
+		note_old_row(rel, slot, &row);
 	}
+	if (!TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
+	{
+		ExecStoreHeapTuple(TRIGGER_FIRED_BY_INSERT(trigger->tg_event) ?
+						   trigger->tg_trigtuple : trigger->tg_newtuple,
+						   slot, false);
+		read_row(slot, &row);
+		note_new_row(rel, slot, &row);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event) &&
+		RelationGetRelid(rel) == outbox_store(OUTBOX_QUEUE)->table)
+		outbox_notify_listeners();
+	return PointerGetDatum(NULL);
+}
 
-	locked_until = heap_getattr(new, Q_LOCKED_UNTIL, desc, &isnull);
-	if (!isnull)
-		outbox_lane_report_lease(relid, tuple_lane(new, desc),
-								 tuple_key(new, desc), tuple_key(new, desc),
-								 DatumGetTimestampTz(locked_until));
-	else if (tuple_key(new, desc).at == DT_NOEND)
-		outbox_wake_note(relid, tuple_lane(new, desc));
-	else
-		outbox_lane_report(relid, tuple_lane(new, desc), tuple_key(new, desc),
-						   tuple_key(new, desc), GetCurrentTransactionId());
+/*
+ * outbox._queue_truncated() RETURNS trigger
+ *		Before a live table is truncated: forget all that is known of it.
+ */
+PG_FUNCTION_INFO_V1(outbox_queue_truncated);
+Datum
+outbox_queue_truncated(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_truncated");
+
+	require_live_table(trigger->tg_relation);
+	outbox_lane_note_doubtful(RelationGetRelid(trigger->tg_relation));
 	return PointerGetDatum(NULL);
 }
 
@@ -220,6 +410,6 @@ outbox_topics_changed(PG_FUNCTION_ARGS)
 	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._topics_changed");
 
 	CacheInvalidateRelcache(trigger->tg_relation);
-	outbox_wake_note_all();
+	outbox_wake_note_policies(outbox_store(OUTBOX_QUEUE)->table);
 	PG_RETURN_POINTER(NULL);
 }

@@ -229,21 +229,26 @@ hold_partition(BatchClaim *claim, int partition)
 	claim->partitions[claim->npartitions++] = partition;
 }
 
-/* Is this message for us, as far as partitions go? */
-static bool
-may_take(TupleTableSlot *message, void *arg)
+/* Who should have this message, if not we, as far as partitions go? */
+static const pg_uuid_t *
+preferred(TupleTableSlot *message, void *arg)
 {
 	const BatchClaim *claim = arg;
 	const OutboxBatch *batch = claim->batch;
 	int			partition = partition_of(batch, message);
+	const pg_uuid_t *owner;
 
 	if (partition < 0)
-		return true;
-	if (!outbox_instance_owns(claim->alive, &batch->instance.id, partition))
-		return false;
-	return batch->max_partitions == 0 ||
+		return NULL;
+	owner = outbox_instance_owner(claim->alive, partition);
+	if (!outbox_uuid_equal(owner, &batch->instance.id))
+		return owner;
+	if (batch->max_partitions == 0 ||
 		claim->npartitions < batch->max_partitions ||
-		holds_partition(claim, partition);
+		holds_partition(claim, partition))
+		return NULL;
+	/* it is ours, but not now */
+	return owner;
 }
 
 /* Which messages were put in by this very call? */
@@ -359,13 +364,13 @@ claim_side(BatchClaim *claim, const OutboxBatchSide *side,
 		.owner = claim->batch->instance.id,
 		.lease_seconds = claim->batch->lease_seconds,
 		.batch_size = claim->batch->batch_size,
-		.may_take = may_take,
-		.may_take_arg = claim
+		.preference = preferred,
+		.preference_arg = claim
 	};
 
 	claim->result = result;
 	list_new(claim, side);
-	(void) outbox_claim(&how, add_result, claim);
+	(void) outbox_claim(&how, add_result, claim, NULL);
 	qsort(result->messages, result->n, sizeof(OutboxBatchMessage), cmp_results);
 }
 

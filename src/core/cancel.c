@@ -10,11 +10,25 @@
 #include "core/cancel.h"
 #include "outbox.h"
 #include "queue/queue.h"
+#include "queue/stream.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/keylock.h"
 #include "table/probe.h"
 #include "table/table.h"
+
+/* The next message of its stream, if it has one, may be claimable. */
+static void
+note_next(OutboxTable *table, TupleTableSlot *message)
+{
+	OutboxStreamScan streams;
+
+	if (slot_attisnull(message, Q_STREAM_ID))
+		return;
+	outbox_stream_scan_begin(&streams, table);
+	outbox_stream_ended(&streams, message);
+	outbox_stream_scan_end(&streams);
+}
 
 /* Take a message out that is still waiting; false if it is not. */
 static bool
@@ -39,6 +53,7 @@ take_out(OutboxTable *table, OutboxProbe *probe, TupleTableSlot *slot,
 		switch (outbox_queue_remove(table, slot))
 		{
 			case OUTBOX_ROW_OK:
+				note_next(table, slot);
 				return true;
 			case OUTBOX_ROW_REFUSED:
 				return false;

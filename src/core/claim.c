@@ -2,22 +2,26 @@
  * claim.c
  *	  Handing out messages.
  *
- * A claim walks the lanes of the topics that were asked for side by side
- * (walk.c), always going on where the key is smallest.  Where a message of a
- * stream was taken, the next of its stream becomes another place to go on
- * from: it lies parked outside the lanes.  A message that is to be handed out
- * is updated without waiting, which is FOR UPDATE SKIP LOCKED and the lease in
- * one; while it stays in its lane the update is HOT.
+ * A claim visits the lanes of the topics that were asked for (merge.c), decides
+ * of each message that is due whether the caller may have it, and leases it by
+ * updating its row without waiting, which is FOR UPDATE SKIP LOCKED and the lease
+ * in one.  The update is HOT, since nothing that it changes is in an index.
  *
- * A message that has had its attempts, or has expired, is moved to the dead
- * on the way.
+ * Where a message of a stream was taken, the next one of the stream can be taken
+ * as well: it is visited in its order among the others, wherever it lies.
+ *
+ * A message that has had its attempts, or has expired, is moved to the dead on the
+ * way, but only so many of them in one call.  Apart from that, a claim writes
+ * nothing but leases.
  */
 #include "postgres.h"
 
+#include "access/tableam.h"
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -25,50 +29,55 @@
 #include "outbox.h"
 #include "queue/handler.h"
 #include "queue/history.h"
+#include "queue/merge.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
 #include "queue/stream.h"
 #include "queue/walk.h"
-#include "shmem/lane.h"
-#include "shmem/lane_directory.h"
+#include "shmem/lane_xact.h"
 #include "table/catalog.h"
 #include "table/columns.h"
+#include "table/probe.h"
 #include "table/table.h"
 #include "table/tidcache.h"
-#include "util/grow.h"
 #include "util/guc.h"
 #include "util/hash.h"
 #include "util/uuid.h"
 
-/* More walks than this do not keep their scans open. */
-#define MAX_OPEN_WALKS 64
-
-/* A place where a claim can go on: a lane, or the rest of a stream. */
-typedef struct Source
-{
-	OutboxKey	key;			/* of the message there */
-	OutboxWalk *walk;			/* the lane; NULL: */
-	HeapTuple	follower;		/* next message of its stream */
-} Source;
-
-/* What was done with a message. */
-typedef enum Deed
-{
-	TAKEN,
-	BURIED,
-	LEFT,						/* for others */
-	BLOCKED						/* somebody else has his hand on it */
-} Deed;
+/* Messages that one claim moves to the dead at most. */
+#define MAX_BURIED 1000
 
 /* What to do with a message. */
 typedef enum Decision
 {
-	TAKE,
-	LEAVE,						/* not for this claim */
-	BURY,						/* as its fate says */
-	WAIT_FOR_STREAM,			/* something before it is not finished */
-	WAIT_FOR_WRITER				/* nor decided */
+	CLAIM_TAKE,
+	CLAIM_BURY,					/* as its fate says */
+	CLAIM_LEAVE,				/* for others */
+	CLAIM_LEAVE_FOR,			/* for one owner, who alone may have it */
+	CLAIM_PREFER,				/* for one owner, who should rather have it */
+	CLAIM_PASS,					/* another one of its stream is before it */
+	CLAIM_UNDECIDED				/* until a transaction has ended */
 } Decision;
+
+/* A decision, and what it is about. */
+typedef struct Verdict
+{
+	Decision	decision;
+	OutboxFate	fate;			/* CLAIM_BURY */
+	uint64		token;			/* CLAIM_LEAVE_FOR, CLAIM_PREFER */
+	TransactionId writer;		/* CLAIM_UNDECIDED */
+	bool		first;			/* CLAIM_TAKE: in its stream */
+} Verdict;
+
+/* What became of a message. */
+typedef enum Outcome
+{
+	CLAIM_TAKEN,
+	CLAIM_BURIED,
+	CLAIM_NOTHING,				/* as the verdict says */
+	CLAIM_LOCKED,				/* another transaction has locked it */
+	CLAIM_REFUSED				/* by a trigger of the user */
+} Outcome;
 
 /* A claim under way. */
 typedef struct Claimer
@@ -76,90 +85,117 @@ typedef struct Claimer
 	const OutboxClaim *claim;
 	OutboxClaimSink sink;
 	void	   *arg;
+	OutboxLaneFilter filter;
+	const text **topics;		/* in order, each once */
+	int			ntopics;
+	uint32		wait_topic;		/* hash of the topic of waits */
 	TimestampTz now;
 	TimestampTz locked_until;
+	OutboxMerge merge;
 	OutboxTable queue;
+	bool		is_open;
 	OutboxHistory history;
-	Source	   *sources;
-	int			nsources;
-	int			max_sources;
-	int			nopen;
 	TupleTableSlot *row;		/* the next version of a message */
-	TupleTableSlot *next;		/* looking along a stream */
-	TupleTableSlot *follower;	/* a message that was waiting in one */
+	TupleTableSlot *follower;
 	bool		streams_open;
 	OutboxStreamScan streams;
-	OutboxStreamSet touched;	/* streams to be arranged at the end */
 	int			ntaken;
+	int			nburied;
 } Claimer;
 
 /* ---------------------------------------------------------------------- */
-/* Sources                                                                */
+/* Which messages are wanted                                              */
 /* ---------------------------------------------------------------------- */
 
-/*
- * The sources form a heap with the smallest key on top.  (There is no bound
- * to their number to be known beforehand, as lib/binaryheap wants it.)
- */
+static int
+cmp_text(const void *a, const void *b)
+{
+	const text *ta = *(const text *const *) a;
+	const text *tb = *(const text *const *) b;
+	int			la = VARSIZE_ANY_EXHDR(ta);
+	int			lb = VARSIZE_ANY_EXHDR(tb);
+	int			cmp = memcmp(VARDATA_ANY(ta), VARDATA_ANY(tb), Min(la, lb));
+
+	return cmp != 0 ? cmp : la - lb;
+}
+
+static int
+cmp_hash(const void *a, const void *b)
+{
+	uint32		ha = *(const uint32 *) a;
+	uint32		hb = *(const uint32 *) b;
+
+	return ha < hb ? -1 : ha > hb;
+}
+
+/* In which lanes a claim looks. */
+void
+outbox_claim_filter(const OutboxClaim *claim, OutboxLaneFilter *filter)
+{
+	memset(filter, 0, sizeof(OutboxLaneFilter));
+	if (claim->namespace != NULL)
+	{
+		uint32	   *hash = palloc_object(uint32);
+
+		*hash = outbox_namespace_hash(claim->namespace);
+		filter->namespace_hash = hash;
+	}
+	if (claim->tenant != NULL)
+	{
+		uint64	   *hash = palloc_object(uint64);
+
+		*hash = outbox_tenant_hash(claim->tenant);
+		filter->tenant_hash = hash;
+	}
+	if (claim->topics != NULL)
+	{
+		uint32	   *hashes = palloc_array(uint32, claim->ntopics + 1);
+		int			n = 0;
+
+		for (int i = 0; i < claim->ntopics; i++)
+			hashes[i] = outbox_topic_hash(claim->topics[i]);
+		qsort(hashes, claim->ntopics, sizeof(uint32), cmp_hash);
+		for (int i = 0; i < claim->ntopics; i++)
+		{
+			if (n == 0 || hashes[i] != hashes[n - 1])
+				hashes[n++] = hashes[i];
+		}
+		filter->topic_hashes = hashes;
+		filter->ntopics = n;
+	}
+}
+
+/* Put the names of the topics in order, to be searched. */
 static void
-add_source(Claimer *claimer, OutboxKey key, OutboxWalk *walk,
-		   HeapTuple follower)
+sort_topics(Claimer *claimer)
 {
-	int			at;
+	const OutboxClaim *claim = claimer->claim;
 
-	outbox_grow(claimer->sources, claimer->nsources, claimer->max_sources);
-	at = claimer->nsources++;
-	while (at > 0 &&
-		   outbox_key_lt(key, claimer->sources[(at - 1) / 2].key))
-	{
-		claimer->sources[at] = claimer->sources[(at - 1) / 2];
-		at = (at - 1) / 2;
-	}
-	claimer->sources[at] = OUTBOX_MAKE(Source, key, walk, follower);
+	if (claim->topics == NULL)
+		return;
+	claimer->ntopics = claim->ntopics;
+	claimer->topics = palloc_array(const text *, claim->ntopics + 1);
+	memcpy(claimer->topics, claim->topics, claim->ntopics * sizeof(text *));
+	qsort(claimer->topics, claimer->ntopics, sizeof(text *), cmp_text);
 }
 
-static Source
-first_source(Claimer *claimer)
+/* Must the claim not touch this lane?  Topics are the queue's alone. */
+static bool
+skips_lane(const OutboxPlace *place, void *arg)
 {
-	Source	   *sources = claimer->sources;
-	Source		first = sources[0];
-	Source		last = sources[--claimer->nsources];
-	int			at = 0;
+	const Claimer *claimer = arg;
+	int64		topic_key = outbox_place_topic_key(place);
 
-	for (;;)
-	{
-		int			child = 2 * at + 1;
-
-		if (child + 1 < claimer->nsources &&
-			outbox_key_lt(sources[child + 1].key, sources[child].key))
-			child++;
-		if (child >= claimer->nsources ||
-			!outbox_key_lt(sources[child].key, last.key))
-			break;
-		sources[at] = sources[child];
-		at = child;
-	}
-	sources[at] = last;
-	return first;
+	if (claimer->claim->store->kind != OUTBOX_QUEUE)
+		return false;
+	if (claimer->claim->topics == NULL &&
+		(place->topic_hash == claimer->wait_topic ||
+		 outbox_handler_serves(topic_key, NULL)))
+		return true;
+	return outbox_policy_lane_is_paused(topic_key);
 }
 
-/* ---------------------------------------------------------------------- */
-/* Decisions                                                              */
-/* ---------------------------------------------------------------------- */
-
-static OutboxStreamScan *
-open_streams(Claimer *claimer)
-{
-	if (!claimer->streams_open)
-	{
-		outbox_stream_scan_begin(&claimer->streams, &claimer->queue);
-		claimer->next = outbox_table_slot(&claimer->queue);
-		claimer->streams_open = true;
-	}
-	return &claimer->streams;
-}
-
-/* Only who names it gets the topic of waits, or one that a handler serves. */
+/* The topic of waits, and those that handlers serve, must be named. */
 static bool
 topic_reserved(const text *namespace, const text *topic)
 {
@@ -169,22 +205,17 @@ topic_reserved(const text *namespace, const text *topic)
 	return (VARSIZE_ANY_EXHDR(topic) == len &&
 			memcmp(VARDATA_ANY(topic), wait_topic, len) == 0) ||
 		(outbox_handlers() != NIL &&
-		 outbox_handler_serves(outbox_topic_lane(namespace, topic), topic));
+		 outbox_handler_serves(outbox_topic_key(namespace, topic), topic));
 }
 
 static bool
-topic_wanted(const OutboxClaim *claim, const text *namespace,
-			 const text *topic)
+topic_wanted(const Claimer *claimer, const text *namespace, const text *topic)
 {
-	if (claim->topics == NULL)
-		return claim->store->kind != OUTBOX_QUEUE ||
+	if (claimer->topics == NULL)
+		return claimer->claim->store->kind != OUTBOX_QUEUE ||
 			!topic_reserved(namespace, topic);
-	for (int i = 0; i < claim->ntopics; i++)
-	{
-		if (outbox_text_equal(claim->topics[i], topic))
-			return true;
-	}
-	return false;
+	return bsearch(&topic, claimer->topics, claimer->ntopics, sizeof(text *),
+				   cmp_text) != NULL;
 }
 
 static bool
@@ -200,91 +231,147 @@ tenant_wanted(const OutboxClaim *claim, TupleTableSlot *message)
 		outbox_uuid_equal(DatumGetUUIDP(tenant), claim->tenant);
 }
 
-static Decision
-consider_stream(Claimer *claimer, TupleTableSlot *message,
-				TransactionId *writer)
-{
-	OutboxStreamScan *streams;
+/* ---------------------------------------------------------------------- */
+/* Decisions                                                              */
+/* ---------------------------------------------------------------------- */
 
-	if (slot_attisnull(message, Q_STREAM_ID))
-		return TAKE;
-	streams = open_streams(claimer);
-	switch (outbox_stream_check(streams, message, claimer->next,
-								&claimer->claim->owner, claimer->now, writer))
+static OutboxStreamScan *
+open_streams(Claimer *claimer)
+{
+	if (!claimer->streams_open)
 	{
-		case OUTBOX_STREAM_CLEAR:
-			return TAKE;
-		case OUTBOX_STREAM_BLOCKED:
-			return WAIT_FOR_STREAM;
-		case OUTBOX_STREAM_DOUBT:
-			return WAIT_FOR_WRITER;
+		outbox_stream_scan_begin(&claimer->streams, &claimer->queue);
+		claimer->streams_open = true;
 	}
-	pg_unreachable();
+	return &claimer->streams;
 }
 
-/* What is to be done with this message, which is due? */
-static Decision
-consider(Claimer *claimer, TupleTableSlot *message, OutboxFate *fate,
-		 TransactionId *writer)
+/* As far as its stream goes. */
+static void
+consider_stream(Claimer *claimer, TupleTableSlot *message, int64 held_to,
+				Verdict *verdict)
+{
+	OutboxStreamScan *streams;
+	OutboxStreamView view;
+
+	verdict->decision = CLAIM_TAKE;
+	verdict->first = false;
+	if (slot_attisnull(message, Q_STREAM_ID))
+		return;
+	streams = open_streams(claimer);
+	outbox_stream_look_before(streams, message, &claimer->claim->owner, held_to,
+							  claimer->now, &view);
+	switch (view.verdict)
+	{
+		case OUTBOX_STREAM_CLEAR:
+			verdict->first = view.first;
+			if (DatumGetInt32(outbox_row_get(message, Q_ATTEMPTS)) > 0 &&
+				!outbox_stream_is_free_behind(streams, message, &verdict->writer))
+				verdict->decision = CLAIM_UNDECIDED;
+			break;
+		case OUTBOX_STREAM_BLOCKED:
+			verdict->decision = CLAIM_PASS;
+			break;
+		case OUTBOX_STREAM_HELD:
+			verdict->decision = CLAIM_LEAVE_FOR;
+			verdict->token = outbox_token_hash(&view.holder);
+			break;
+		case OUTBOX_STREAM_UNDECIDED:
+			verdict->decision = CLAIM_UNDECIDED;
+			verdict->writer = view.writer;
+			break;
+	}
+}
+
+/*
+ * What must be done with this message, which is due?  held_to: up to there its
+ * stream is known to be the claimer's.
+ */
+static void
+consider(Claimer *claimer, TupleTableSlot *message, int64 held_to,
+		 Verdict *verdict)
 {
 	const OutboxClaim *claim = claimer->claim;
 	const text *namespace = DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE));
 	const text *topic = DatumGetTextPP(outbox_row_get(message, Q_TOPIC));
+	const pg_uuid_t *preferred;
 	OutboxPolicy policy;
 
+	verdict->decision = CLAIM_LEAVE;
 	if ((claim->namespace != NULL &&
 		 !outbox_text_equal(claim->namespace, namespace)) ||
-		!topic_wanted(claim, namespace, topic) ||
-		!tenant_wanted(claim, message) ||
-		(claim->may_take != NULL &&
-		 !claim->may_take(message, claim->may_take_arg)))
-		return LEAVE;
-	outbox_policy_get(claimer->claim->store, namespace, topic, &policy);
+		!topic_wanted(claimer, namespace, topic) ||
+		!tenant_wanted(claim, message))
+		return;
+	outbox_policy_get(claim->store, namespace, topic, &policy);
 	if (policy.paused)
-		return LEAVE;
+		return;
 
-	*fate = outbox_queue_fate(message, &policy, claim->max_attempts,
-							  claimer->now);
-	if (*fate != OUTBOX_FATE_LIVE)
-		return BURY;
-	return consider_stream(claimer, message, writer);
+	verdict->fate = outbox_queue_fate(message, &policy, claim->max_attempts,
+									  claimer->now);
+	if (verdict->fate != OUTBOX_FATE_LIVE)
+	{
+		if (claimer->nburied < MAX_BURIED)
+			verdict->decision = CLAIM_BURY;
+		return;
+	}
+	consider_stream(claimer, message, held_to, verdict);
+	if (verdict->decision != CLAIM_TAKE || claim->preference == NULL)
+		return;
+	preferred = claim->preference(message, claim->preference_arg);
+	if (preferred != NULL)
+	{
+		verdict->decision = CLAIM_PREFER;
+		verdict->token = outbox_token_hash(preferred);
+	}
 }
 
 /* ---------------------------------------------------------------------- */
 /* Deeds                                                                  */
 /* ---------------------------------------------------------------------- */
 
-/*
- * Lease a message to the claimer.  One that does not lie in its topic's lane,
- * among the due, is put there: leases are looked for nowhere else.  If it is
- * a walk that stands on the message, the walk knows of the lease.
- */
-static OutboxRowResult
-take(Claimer *claimer, TupleTableSlot *message, bool walked,
-	 TransactionId *blocker)
+static bool
+is_leased(TupleTableSlot *message)
+{
+	return DatumGetInt16(outbox_row_get(message, Q_STATUS)) == OUTBOX_IN_PROGRESS;
+}
+
+/* Make the version of the message in which it is leased to the claimer. */
+static void
+make_leased_row(Claimer *claimer, TupleTableSlot *message)
 {
 	TupleTableSlot *row = claimer->row;
-	bool		moves;
-	OutboxRowResult result;
 
-	moves =
-		!outbox_lane_is_topic(DatumGetInt64(outbox_row_get(message, Q_LANE))) ||
-		DatumGetTimestampTz(outbox_row_get(message, Q_READY_AT)) > claimer->now;
 	outbox_new_row_from(row, message);
-	if (moves)
-	{
-		outbox_row_set(row, Q_LANE,
-					   Int64GetDatum(outbox_queue_topic_lane(message)));
-		outbox_row_set(row, Q_READY_AT, TimestampTzGetDatum(claimer->now));
-	}
 	outbox_row_set(row, Q_STATUS, Int16GetDatum(OUTBOX_IN_PROGRESS));
 	outbox_row_set(row, Q_OWNER_TOKEN, UUIDPGetDatum(&claimer->claim->owner));
 	outbox_row_set(row, Q_LOCKED_UNTIL,
 				   TimestampTzGetDatum(claimer->locked_until));
 	outbox_row_set(row, Q_ATTEMPTS,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(message, Q_ATTEMPTS)) + 1));
+	/* a lease that is taken away because of its stream does not count */
+	if (is_leased(message) &&
+		DatumGetTimestampTz(outbox_row_get(message, Q_LOCKED_UNTIL)) > claimer->now)
+		outbox_row_set(row, Q_WAIVED,
+					   Int32GetDatum(DatumGetInt32(outbox_row_get(message, Q_WAIVED)) + 1));
 	outbox_row_set(row, Q_UPDATED_AT, TimestampTzGetDatum(claimer->now));
-	if (walked && !moves)
+}
+
+/*
+ * Lease a message to the claimer.  If it is a walk that stands on the message, the
+ * walk knows of the lease.
+ */
+static OutboxRowResult
+take(Claimer *claimer, TupleTableSlot *message, bool walked, bool first,
+	 TransactionId *blocker)
+{
+	TupleTableSlot *row = claimer->row;
+	OutboxRowResult result;
+	pg_uuid_t	stream;
+	int64		seq = 0;
+
+	make_leased_row(claimer, message);
+	if (walked)
 		result = outbox_table_update(&claimer->queue, message, row, false,
 									 blocker);
 	else
@@ -293,405 +380,302 @@ take(Claimer *claimer, TupleTableSlot *message, bool walked,
 	if (result != OUTBOX_ROW_OK)
 		return result;
 
+	if (first)
+		(void) outbox_stream_of(message, &stream, &seq);
 	outbox_tid_remember(RelationGetRelid(claimer->queue.rel),
 						DatumGetInt64(outbox_row_get(message, Q_ID)),
-						&row->tts_tid);
-	claimer->sink(row, DatumGetInt16(outbox_row_get(message, Q_STATUS)) ==
-				  OUTBOX_IN_PROGRESS, claimer->arg);
+						&row->tts_tid, seq);
+	claimer->sink(row, is_leased(message), claimer->arg);
 	claimer->ntaken++;
 	Assert(claimer->ntaken <= claimer->claim->batch_size);
 	return OUTBOX_ROW_OK;
 }
 
-/* Is this message waiting, or its lease over? */
+/* Is the row at hand due, or leased when it should not be? */
 static bool
-may_be_taken(Claimer *claimer, TupleTableSlot *message)
+can_follow(Claimer *claimer, TupleTableSlot *message)
 {
-	if (DatumGetInt16(outbox_row_get(message, Q_STATUS)) == OUTBOX_IN_PROGRESS)
-		return DatumGetTimestampTz(outbox_row_get(message,
-												  Q_LOCKED_UNTIL)) <= claimer->now;
-	return DatumGetTimestampTz(outbox_row_get(message,
-											  Q_NEXT_ATTEMPT_AT)) <= claimer->now;
+	return is_leased(message) ||
+		DatumGetTimestampTz(outbox_row_get(message, Q_NEXT_ATTEMPT_AT)) <= claimer->now;
 }
 
 /*
- * A message of a stream is ours, or gone.  If the next one may be taken, it is
- * a place to go on from; if we do not take it, it is still to be put where it
- * belongs now.
+ * A message of a stream is ours, or gone.  The next one can be visited, too.  If it
+ * is leased, that lease is void.
  */
 static void
-look_behind(Claimer *claimer, TupleTableSlot *message)
+add_follower(Claimer *claimer, TupleTableSlot *message)
 {
-	bool		isnull;
-	Datum		stream = slot_getattr(message, Q_STREAM_ID, &isnull);
+	OutboxFollower *follower;
 	TransactionId writer;
-	OutboxKey	key;
+	pg_uuid_t	stream;
+	int64		seq;
+	TupleTableSlot *next;
 
-	if (isnull)
+	if (!outbox_stream_of(message, &stream, &seq))
 		return;
-	outbox_stream_seek_after(open_streams(claimer), DatumGetUUIDP(stream),
-							 DatumGetInt64(outbox_row_get(message, Q_STREAM_SEQ)));
-	if (!outbox_stream_next(&claimer->streams, claimer->next, &writer))
+	if (!outbox_stream_look_behind(open_streams(claimer), &stream, seq, &writer) ||
+		TransactionIdIsValid(writer))
 		return;
-	key = OUTBOX_MAKE(OutboxKey,
-					  DatumGetTimestampTz(outbox_row_get(claimer->next, Q_NEXT_ATTEMPT_AT)),
-					  DatumGetInt64(outbox_row_get(claimer->next, Q_ID)));
-	if (!TransactionIdIsValid(writer) && may_be_taken(claimer, claimer->next))
-		add_source(claimer, key, NULL, ExecCopySlotHeapTuple(claimer->next));
-	else
-		outbox_stream_set_add(&claimer->touched, DatumGetUUIDP(stream));
-	ExecClearTuple(claimer->next);
+	next = claimer->streams.slot;
+	if (!can_follow(claimer, next))
+		return;
+	follower = palloc_object(OutboxFollower);
+	follower->tuple = ExecCopySlotHeapTuple(next);
+	follower->behind = seq;
+	outbox_merge_add_follower(&claimer->merge, outbox_queue_key(next), follower);
 }
 
-static void
-touch_stream(Claimer *claimer, TupleTableSlot *message)
-{
-	bool		isnull;
-	Datum		stream = slot_getattr(message, Q_STREAM_ID, &isnull);
-
-	if (!isnull)
-		outbox_stream_set_add(&claimer->touched, DatumGetUUIDP(stream));
-}
-
-/* Do with a message what has to be done. */
-static Deed
-deal_with(Claimer *claimer, TupleTableSlot *message, bool walked,
-		  TransactionId *blocker)
+/* Do with a message what must be done. */
+static Outcome
+deal_with(Claimer *claimer, TupleTableSlot *message, bool walked, int64 held_to,
+		  Verdict *verdict)
 {
 	OutboxRowResult result;
-	Deed		deed = BURIED;
-	OutboxFate	fate;
 
-	*blocker = InvalidTransactionId;
-	switch (consider(claimer, message, &fate, blocker))
+	consider(claimer, message, held_to, verdict);
+	if (verdict->decision == CLAIM_TAKE)
+		result = take(claimer, message, walked, verdict->first, &verdict->writer);
+	else if (verdict->decision == CLAIM_BURY)
+		result = outbox_queue_bury(&claimer->queue, &claimer->history, message,
+								   verdict->fate, &verdict->writer);
+	else
+		return CLAIM_NOTHING;
+
+	if (result == OUTBOX_ROW_REFUSED)
+		return CLAIM_REFUSED;
+	if (result != OUTBOX_ROW_OK)
+		return CLAIM_LOCKED;
+	if (verdict->decision == CLAIM_TAKE)
 	{
-		case TAKE:
-			result = take(claimer, message, walked, blocker);
-			deed = TAKEN;
-			break;
-		case BURY:
-			result = outbox_queue_bury(&claimer->queue, &claimer->history,
-									   message, fate, blocker);
-			break;
-		case LEAVE:
-			result = OUTBOX_ROW_REFUSED;
-			break;
-		case WAIT_FOR_STREAM:
-			/* it does not lie where it should */
-			touch_stream(claimer, message);
-			result = OUTBOX_ROW_LOCKED;
-			break;
-		case WAIT_FOR_WRITER:
-			result = OUTBOX_ROW_LOCKED;
-			break;
+		add_follower(claimer, message);
+		return CLAIM_TAKEN;
 	}
-	if (result == OUTBOX_ROW_OK)
-	{
-		look_behind(claimer, message);
-		return deed;
-	}
-	return result == OUTBOX_ROW_REFUSED ? LEFT : BLOCKED;
+	claimer->nburied++;
+	if (!slot_attisnull(message, Q_STREAM_ID))
+		outbox_stream_ended(open_streams(claimer), message);
+	add_follower(claimer, message);
+	return CLAIM_BURIED;
 }
 
 /* ---------------------------------------------------------------------- */
-/* Going on                                                               */
+/* Visits                                                                 */
 /* ---------------------------------------------------------------------- */
 
-/* Walk to the next message of a lane; if there is one, it is a source. */
 static void
-walk_on(Claimer *claimer, OutboxWalk *walk)
+note_nothing(OutboxWalk *walk, const Verdict *verdict)
 {
-	if (!outbox_walk_next(walk))
+	switch (verdict->decision)
 	{
-		claimer->nopen--;
-		return;
-	}
-	add_source(claimer, walk->key, walk, NULL);
-	if (claimer->nopen > MAX_OPEN_WALKS)
-	{
-		outbox_walk_put_aside(walk);
-		claimer->nopen--;
-	}
-}
-
-static void
-visit_lane(Claimer *claimer, OutboxWalk *walk, OutboxKey key)
-{
-	TransactionId blocker;
-
-	if (walk->scan == NULL)
-	{
-		/* much can have happened to a message whose walk was put aside */
-		if (!outbox_walk_next(walk))
-			return;
-		claimer->nopen++;
-		if (outbox_key_cmp(key, walk->key) != 0)
-		{
-			add_source(claimer, walk->key, walk, NULL);
-			return;
-		}
-	}
-	switch (deal_with(claimer, walk->slot, true, &blocker))
-	{
-		case TAKEN:
-			outbox_walk_changed(walk, claimer->locked_until);
+		case CLAIM_LEAVE_FOR:
+			outbox_walk_left_for(walk, verdict->token, false);
 			break;
-		case BURIED:
-			outbox_walk_changed(walk, 0);
+		case CLAIM_PREFER:
+			outbox_walk_left_for(walk, verdict->token, true);
 			break;
-		case LEFT:
+		case CLAIM_PASS:
+			outbox_walk_passed(walk);
+			break;
+		case CLAIM_UNDECIDED:
+			outbox_walk_undecided(walk, verdict->writer);
+			break;
+		default:
 			outbox_walk_left(walk);
 			break;
-		case BLOCKED:
-			outbox_walk_blocked(walk, blocker);
+	}
+}
+
+static void
+visits_walk(OutboxWalk *walk, void *arg)
+{
+	Claimer    *claimer = arg;
+	Verdict		verdict = {.writer = InvalidTransactionId};
+
+	/* a follower was taken, and it is this one */
+	if (outbox_row_is_outdated(walk->slot))
+	{
+		outbox_walk_changed(walk, claimer->locked_until);
+		return;
+	}
+	switch (deal_with(claimer, walk->slot, true, PG_INT64_MIN, &verdict))
+	{
+		case CLAIM_TAKEN:
+			outbox_walk_changed(walk, claimer->locked_until);
+			break;
+		case CLAIM_BURIED:
+			outbox_walk_changed(walk, 0);
+			break;
+		case CLAIM_LOCKED:
+			outbox_walk_blocked(walk, verdict.writer);
+			break;
+		case CLAIM_REFUSED:
+			outbox_walk_left(walk);
+			break;
+		case CLAIM_NOTHING:
+			note_nothing(walk, &verdict);
 			break;
 	}
-	walk_on(claimer, walk);
+}
+
+/*
+ * The message behind one that is ours was not taken.  If it is leased, the lease is
+ * taken away; and the claimer may have it later, though it can be below the cursor
+ * of its lane.
+ */
+static void
+leave_follower(Claimer *claimer, const OutboxFollower *follower)
+{
+	TupleTableSlot *message = claimer->follower;
+	OutboxPlace place;
+	pg_uuid_t	stream;
+	int64		seq;
+
+	ExecStoreHeapTuple(follower->tuple, message, false);
+	(void) outbox_stream_of(message, &stream, &seq);
+	if (is_leased(message))
+		outbox_stream_revoke_behind(open_streams(claimer), &stream,
+									follower->behind, claimer->now);
+	outbox_queue_place(message, &place);
+	outbox_lane_note_part(RelationGetRelid(claimer->queue.rel), &place,
+						  outbox_token_hash(&claimer->claim->owner),
+						  outbox_queue_key(message));
+	ExecClearTuple(message);
+}
+
+/* Has a walk come by the follower meanwhile, and taken it? */
+static bool
+follower_is_taken(Claimer *claimer, const OutboxFollower *follower)
+{
+	TupleTableSlot *slot = open_streams(claimer)->slot;
+	bool		taken;
+
+	if (!table_tuple_fetch_row_version(claimer->queue.rel,
+									   &follower->tuple->t_self, SnapshotAny,
+									   slot))
+		return false;
+	taken = outbox_row_is_outdated(slot);
+	ExecClearTuple(slot);
+	return taken;
 }
 
 static void
-visit_follower(Claimer *claimer, HeapTuple tuple)
+visits_follower(OutboxFollower *follower, void *arg)
 {
-	TransactionId blocker;
-	Deed		deed;
+	Claimer    *claimer = arg;
+	Verdict		verdict;
+	Outcome		outcome;
 
-	ExecStoreHeapTuple(tuple, claimer->follower, true);
-	deed = deal_with(claimer, claimer->follower, false, &blocker);
-	if (deed == LEFT || deed == BLOCKED)
-		touch_stream(claimer, claimer->follower);
-	ExecClearTuple(claimer->follower);
+	if (!follower_is_taken(claimer, follower))
+	{
+		ExecStoreHeapTuple(follower->tuple, claimer->follower, false);
+		outcome = deal_with(claimer, claimer->follower, false,
+							follower->behind, &verdict);
+		ExecClearTuple(claimer->follower);
+		if (outcome != CLAIM_TAKEN && outcome != CLAIM_BURIED)
+			leave_follower(claimer, follower);
+	}
+	heap_freetuple(follower->tuple);
+	pfree(follower);
 }
 
-/* Take messages from the sources until there are enough, or no more. */
+static bool
+has_enough(void *arg)
+{
+	const Claimer *claimer = arg;
+
+	return claimer->ntaken == claimer->claim->batch_size;
+}
+
+/* The first message is about to be visited. */
 static void
-visit_sources(Claimer *claimer)
+opens(void *arg)
 {
-	while (claimer->nsources > 0 &&
-		   claimer->ntaken < claimer->claim->batch_size)
-	{
-		Source		source = first_source(claimer);
+	Claimer    *claimer = arg;
 
-		CHECK_FOR_INTERRUPTS();
-		if (source.walk != NULL)
-			visit_lane(claimer, source.walk, source.key);
-		else
-			visit_follower(claimer, source.follower);
-	}
-	/* what would have followed is now the first that waits in its stream */
-	for (int i = 0; i < claimer->nsources; i++)
-	{
-		if (claimer->sources[i].walk == NULL)
-		{
-			ExecStoreHeapTuple(claimer->sources[i].follower, claimer->follower,
-							   true);
-			touch_stream(claimer, claimer->follower);
-			ExecClearTuple(claimer->follower);
-		}
-	}
-}
-
-/* ---------------------------------------------------------------------- */
-/* Which lanes                                                            */
-/* ---------------------------------------------------------------------- */
-
-static void
-lanes_of_topics(const OutboxClaim *claim, int64 *lanes, int *nlanes)
-{
-	*nlanes = 0;
-	for (int i = 0; i < claim->ntopics; i++)
-	{
-		int64		lane = outbox_topic_lane(claim->namespace, claim->topics[i]);
-		bool		known = false;
-
-		for (int k = 0; k < *nlanes; k++)
-			known |= lanes[k] == lane;
-		if (!known)
-			lanes[(*nlanes)++] = lane;
-	}
-}
-
-/* Drop the lanes that this claim must not touch. */
-static int
-admit_lanes(const OutboxClaim *claim, int64 *lanes, int nlanes)
-{
-	uint32		reserved;
-	int			n = 0;
-
-	/* topics are the queue's alone */
-	if (claim->store->kind != OUTBOX_QUEUE)
-		return nlanes;
-	reserved = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
-	for (int i = 0; i < nlanes; i++)
-	{
-		if (claim->topics == NULL &&
-			(outbox_lane_topic(lanes[i]) == reserved ||
-			 outbox_handler_serves(lanes[i], NULL)))
-			continue;
-		if (!outbox_policy_lane_is_paused(lanes[i]))
-			lanes[n++] = lanes[i];
-	}
-	return n;
-}
-
-static void
-open_queue(Claimer *claimer)
-{
-	if (claimer->queue.rel == NULL)
-		outbox_store_open(&claimer->queue, claimer->claim->store);
-}
-
-/* Which lanes a claim looks into; namespace_hash is where the filter points. */
-void
-outbox_claim_filter(const OutboxClaim *claim, OutboxLaneFilter *filter,
-					uint32 *namespace_hash)
-{
-	memset(filter, 0, sizeof(OutboxLaneFilter));
-	if (claim->namespace != NULL)
-	{
-		*namespace_hash = outbox_namespace_hash(claim->namespace);
-		filter->namespace_hash = namespace_hash;
-	}
-	if (claim->topics != NULL)
-	{
-		uint32	   *hashes = palloc_array(uint32, claim->ntopics + 1);
-
-		for (int i = 0; i < claim->ntopics; i++)
-			hashes[i] = outbox_topic_hash(claim->topics[i]);
-		filter->topic_hashes = hashes;
-		filter->ntopics = claim->ntopics;
-	}
-}
-
-/* The lanes in which there may be something for this claim. */
-static int64 *
-choose_lanes(Claimer *claimer, int *nlanes)
-{
-	const OutboxClaim *claim = claimer->claim;
-	Oid			relid = claimer->claim->store->table;
-	OutboxLaneFilter filter;
-	uint32		namespace_hash;
-	int64	   *lanes;
-	int64	   *listed;
-	int			nlisted;
-
-	outbox_claim_filter(claim, &filter, &namespace_hash);
-	if (claim->namespace != NULL && claim->topics != NULL)
-	{
-		lanes = palloc_array(int64, claim->ntopics + 1);
-		lanes_of_topics(claim, lanes, nlanes);
-		if (outbox_lanes_need_listing(relid))
-		{
-			open_queue(claimer);
-			outbox_walk_lanes(&claimer->queue, &filter, &listed, &nlisted);
-		}
-	}
-	else if (!outbox_lanes_list(relid, &filter, claimer->now,
-								OUTBOX_SCAN_CLAIM, &lanes, nlanes))
-	{
-		open_queue(claimer);
-		outbox_walk_lanes(&claimer->queue, &filter, &lanes, nlanes);
-	}
-	*nlanes = admit_lanes(claim, lanes, *nlanes);
-	return lanes;
+	if (claimer->is_open)
+		return;
+	claimer->is_open = true;
+	outbox_store_open(&claimer->queue, claimer->claim->store);
+	claimer->row = outbox_table_new_row(&claimer->queue);
+	claimer->follower = MakeSingleTupleTableSlot(RelationGetDescr(claimer->queue.rel),
+												 &TTSOpsHeapTuple);
+	outbox_history_begin(&claimer->history, &claimer->queue, claimer->now);
+	claimer->history.ended.must_not_wait = true;
 }
 
 /* ---------------------------------------------------------------------- */
 /* The call                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* Begin the walks where there is something to look at. */
-static int
-begin_walks(Claimer *claimer, OutboxWalk **walks)
+static void
+begin_claimer(Claimer *claimer)
 {
-	Oid			relid = claimer->claim->store->table;
-	int64		owner_lane = outbox_owner_lane(&claimer->claim->owner);
-	int64	   *lanes;
-	int			nlanes;
-	int			n = 0;
+	const OutboxClaim *claim = claimer->claim;
 
-	lanes = choose_lanes(claimer, &nlanes);
-	*walks = palloc_array(OutboxWalk, nlanes + 1);
-	for (int i = 0; i < nlanes; i++)
-	{
-		if (outbox_walk_begin(&(*walks)[n], relid, lanes[i], claimer->now,
-							  OUTBOX_SCAN_CLAIM))
-			n++;
-	}
-	if (outbox_owner_lane_may_exist(relid, owner_lane) &&
-		outbox_walk_begin(&(*walks)[n], relid, owner_lane, claimer->now,
-						  OUTBOX_SCAN_CLAIM))
-		n++;
-	return n;
+	claimer->now = GetCurrentTimestamp();
+	claimer->locked_until = claimer->now +
+		(TimestampTz) claim->lease_seconds * USECS_PER_SEC;
+	outbox_claim_filter(claim, &claimer->filter);
+	sort_topics(claimer);
+	if (claim->topics == NULL && claim->store->kind == OUTBOX_QUEUE)
+		claimer->wait_topic =
+			outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
+	claimer->merge = OUTBOX_MAKE(OutboxMerge,.store = claim->store,
+								 .filter = &claimer->filter,
+								 .token = outbox_token_hash(&claim->owner),
+								 .only_own = claim->preference != NULL,
+								 .now = claimer->now,.arg = claimer,
+								 .skips = skips_lane,.opens = opens,
+								 .visits_walk = visits_walk,
+								 .visits_follower = visits_follower,
+								 .has_enough = has_enough,
+								 .queue = &claimer->queue);
 }
 
 static void
-run_walks(Claimer *claimer, OutboxWalk *walks, int nwalks)
+end_claimer(Claimer *claimer)
 {
-	Relation	index = index_open(claimer->claim->store->ready,
-								   AccessShareLock);
+	const OutboxFollower *follower;
 
-	claimer->row = outbox_table_new_row(&claimer->queue);
-	claimer->follower = MakeSingleTupleTableSlot(RelationGetDescr(claimer->queue.rel),
-												 &TTSOpsHeapTuple);
-	outbox_history_begin(&claimer->history, &claimer->queue, claimer->now);
-	claimer->history.ended.must_not_wait = true;
-
-	for (int i = 0; i < nwalks; i++)
+	while ((follower = outbox_merge_take_follower(&claimer->merge)) != NULL)
 	{
-		outbox_walk_open(&walks[i], &claimer->queue, index);
-		claimer->nopen++;
-		walk_on(claimer, &walks[i]);
+		if (!follower_is_taken(claimer, follower))
+			leave_follower(claimer, follower);
 	}
-	visit_sources(claimer);
-	for (int i = 0; i < nwalks; i++)
-		outbox_walk_end(&walks[i]);
-
+	outbox_merge_end(&claimer->merge);
+	if (!claimer->is_open)
+		return;
 	if (claimer->streams_open)
-	{
 		outbox_stream_scan_end(&claimer->streams);
-		ExecDropSingleTupleTableSlot(claimer->next);
-	}
 	ExecDropSingleTupleTableSlot(claimer->follower);
 	ExecDropSingleTupleTableSlot(claimer->row);
-	index_close(index, NoLock);
-	outbox_stream_arrange(&claimer->queue, &claimer->touched, claimer->now,
-						  true);
 	outbox_history_end(&claimer->history);
+	if (claimer->ntaken > 0 || claimer->nburied > 0)
+		outbox_table_close(&claimer->queue);
+	else
+		outbox_table_close_unchanged(&claimer->queue);
 }
 
 /*
- * Lease due messages to an owner, and give each to the sink.  Returns how
- * many.
+ * Lease due messages to an owner, and give each to the sink.  Returns how many.
+ * If there is something to do that this claim has not done, and others might do,
+ * *for_others is set; it may be NULL.
  */
 int
-outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg)
+outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg,
+			 bool *for_others)
 {
 	Claimer		claimer = {.claim = claim,.sink = sink,.arg = arg};
-	OutboxWalk *walks;
-	int			nwalks;
-	uint32		seen;
 
 	Assert(claim->batch_size >= 1 && claim->batch_size <= OUTBOX_MAX_BATCH);
 	Assert(claim->lease_seconds >= 1);
 	/* what this transaction did before is to be seen, and can be claimed */
 	CommandCounterIncrement();
-	claimer.now = GetCurrentTimestamp();
-	claimer.locked_until = claimer.now +
-		(TimestampTz) claim->lease_seconds * USECS_PER_SEC;
-
-	if (outbox_doubts_may_exist(claim->store->table, &seen))
-	{
-		open_queue(&claimer);
-		outbox_stream_settle_doubts(&claimer.queue, claimer.now);
-	}
-	nwalks = begin_walks(&claimer, &walks);
-	if (nwalks > 0)
-	{
-		open_queue(&claimer);
-		run_walks(&claimer, walks, nwalks);
-	}
-	if (claimer.queue.rel != NULL)
-		outbox_table_close(&claimer.queue);
+	begin_claimer(&claimer);
+	outbox_merge_run(&claimer.merge);
+	end_claimer(&claimer);
+	if (for_others != NULL)
+		*for_others = claimer.merge.nvisited > 0;
 	if (claimer.ntaken > 0)
 		outbox_log("outbox claim: count %d", claimer.ntaken);
 	return claimer.ntaken;

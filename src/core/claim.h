@@ -11,6 +11,13 @@
 #include "table/catalog.h"
 #include "util/hash.h"
 
+/*
+ * Which owner should rather have this message?  NULL: the claimer may take it.
+ * The claimer itself: not now.
+ */
+typedef const pg_uuid_t *(*OutboxPreference) (TupleTableSlot *message,
+											  void *arg);
+
 /* What a claimer wants. */
 typedef struct OutboxClaim
 {
@@ -23,8 +30,8 @@ typedef struct OutboxClaim
 	int			ntopics;
 	const pg_uuid_t *tenant;	/* NULL: all */
 	int			max_attempts;	/* 0: as the topic says */
-	bool		(*may_take) (TupleTableSlot *message, void *arg);	/* or NULL */
-	void	   *may_take_arg;
+	OutboxPreference preference;	/* or NULL */
+	void	   *preference_arg;
 } OutboxClaim;
 
 /*
@@ -35,9 +42,8 @@ typedef void (*OutboxClaimSink) (TupleTableSlot *message, bool taken_over,
 								 void *arg);
 
 extern void outbox_claim_filter(const OutboxClaim *claim,
-								OutboxLaneFilter *filter,
-								uint32 *namespace_hash);
+								OutboxLaneFilter *filter);
 extern int	outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink,
-						 void *arg);
+						 void *arg, bool *for_others);
 
 #endif							/* OUTBOX_CLAIM_H */

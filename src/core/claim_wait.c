@@ -1,35 +1,65 @@
 /*
  * claim_wait.c
  *	  A claim that waits until there is something to claim.
+ *
+ * It looks, and sleeps, and looks again (wake.c).  While it sleeps, nothing that
+ * it has done may be in the way of others.  So it does not sleep in a transaction
+ * that has an id, which may have locked rows; and when a look has written anything
+ * without finding a message, having moved some to the dead, the claim returns at
+ * once with nothing.
  */
 #include "postgres.h"
 
+#include "access/xact.h"
+#include "portability/instr_time.h"
 #include "utils/inval.h"
-#include "utils/timestamp.h"
+#include "utils/memutils.h"
 
 #include "core/claim.h"
 #include "core/claim_wait.h"
+#include "queue/walk.h"
 #include "shmem/wake.h"
 #include "util/hash.h"
 
-/* Look, sleep, and look again, until there is something or the time is over. */
+/* Look, in a memory context that does not outlive it. */
 static int
-look_and_sleep(const OutboxClaim *claim, const OutboxLaneFilter *filter,
-			   bool registered, TimestampTz deadline,
-			   OutboxClaimSink sink, void *arg)
+look(const OutboxClaim *claim, OutboxClaimSink sink, void *arg,
+	 MemoryContext context, bool *for_others)
+{
+	MemoryContext old = MemoryContextSwitchTo(context);
+	int			n = outbox_claim(claim, sink, arg, for_others);
+
+	MemoryContextSwitchTo(old);
+	MemoryContextReset(context);
+	return n;
+}
+
+/*
+ * Look, sleep, and look again, until there is something, or the time is over, or
+ * the transaction has written.
+ */
+static int
+look_and_sleep(const OutboxClaim *claim, bool registered, int wait_ms,
+			   instr_time began, OutboxClaimSink sink, void *arg,
+			   MemoryContext context)
 {
 	Oid			relid = claim->store->table;
 
 	for (;;)
 	{
+		bool		for_others;
 		int			n;
 
-		outbox_wait_arm();
-		n = outbox_claim(claim, sink, arg);
-		if (n > 0 || GetCurrentTimestamp() >= deadline)
+		outbox_wait_look(registered, relid);
+		n = look(claim, sink, arg, context, &for_others);
+		if (n > 0 || TransactionIdIsValid(GetTopTransactionIdIfAny()))
 			return n;
-		outbox_wait_sleep(relid, filter, registered, deadline);
-		/* we hold all locks already, so nothing else would do this */
+		if (for_others)
+			outbox_wait_pass_on(registered, relid);
+		if (outbox_wait_sleep(registered, relid, began, wait_ms) !=
+			OUTBOX_AWAKE_CALLED)
+			return 0;
+		/* nothing else would do this, if we hold all locks already */
 		AcceptInvalidationMessages();
 	}
 }
@@ -42,27 +72,40 @@ int
 outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
 					 OutboxClaimSink sink, void *arg)
 {
+	bool		may_sleep = !TransactionIdIsValid(GetTopTransactionIdIfAny());
 	OutboxLaneFilter filter;
-	uint32		namespace_hash;
-	TimestampTz deadline;
-	int			n = outbox_claim(claim, sink, arg);
+	MemoryContext context;
+	instr_time	began;
+	volatile bool registered = false;
+	int			n;
 
+	INSTR_TIME_SET_CURRENT(began);
+	n = outbox_claim(claim, sink, arg, NULL);
 	if (n > 0 || wait_ms == 0)
 		return n;
-	deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), wait_ms);
-	outbox_claim_filter(claim, &filter, &namespace_hash);
+	if (!may_sleep)
+		ereport(NOTICE,
+				(errmsg("claim does not wait, because its transaction has written already"),
+				 errhint("Call outbox.claim() in a transaction of its own.")));
+	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		return n;
+	outbox_claim_filter(claim, &filter);
+	context = AllocSetContextCreate(CurrentMemoryContext, "outbox waiting claim",
+									ALLOCSET_DEFAULT_SIZES);
 	PG_TRY();
 	{
-		bool		registered;
-
-		registered = outbox_wait_begin(claim->store->table, &filter,
-									   outbox_owner_lane(&claim->owner));
-		n = look_and_sleep(claim, &filter, registered, deadline, sink, arg);
+		registered = outbox_walk_uses_memory(claim->store->table) &&
+			outbox_wait_begin(claim->store->table, &filter,
+							  outbox_token_hash(&claim->owner),
+							  claim->batch_size);
+		n = look_and_sleep(claim, registered, wait_ms, began, sink, arg,
+						   context);
 	}
 	PG_FINALLY();
 	{
-		outbox_wait_end();
+		outbox_wait_end(registered);
 	}
 	PG_END_TRY();
+	MemoryContextDelete(context);
 	return n;
 }

@@ -27,7 +27,7 @@
 #include "queue/message_find.h"
 #include "queue/policy.h"
 #include "queue/stream.h"
-#include "shmem/lane.h"
+#include "shmem/lane_xact.h"
 #include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/columns.h"
@@ -38,13 +38,13 @@
 
 #define TENANT_HEX_DIGITS 32
 
-/* Keys inserted into one lane and not yet reported. */
+/* Keys inserted into one lane and not yet noted. */
 typedef struct KeyRange
 {
-	int64		lane;
+	OutboxPlace place;
 	OutboxKey	lo;
 	OutboxKey	hi;
-	bool		used;
+	int			n;				/* how many */
 } KeyRange;
 
 /* One call's work on the queue. */
@@ -193,13 +193,13 @@ set_time(Datum *values, bool *isnull, AttrNumber attnum,
 
 /*
  * Make a row of the queue from a message, which must have its id and its
- * message_id.  turn is that of its stream, if it has one.  Tells where in the
+ * message_id.  turn is that of its stream, if it has one.  Returns where in the
  * ready index the row lies.
  */
 void
-outbox_make_row(const OutboxMessage *message, const OutboxStreamTurn *turn,
+outbox_make_row(const OutboxMessage *message, OutboxStreamTurn *turn,
 				TimestampTz now, Datum *values, bool *isnull,
-				int64 *lane, OutboxKey *key)
+				OutboxPlace *place, OutboxKey *key)
 {
 	TimestampTz next_attempt_at = now;
 
@@ -207,17 +207,13 @@ outbox_make_row(const OutboxMessage *message, const OutboxStreamTurn *turn,
 	Assert((message->stream_id != NULL) == (turn != NULL));
 	if (message->due_time != NULL && *message->due_time > now)
 		next_attempt_at = *message->due_time;
-	*lane = outbox_topic_lane(message->namespace, message->topic);
+	outbox_place_of(message->namespace, message->topic, message->tenant_id,
+					place);
 	*key = OUTBOX_MAKE(OutboxKey, next_attempt_at, message->id);
-	if (turn != NULL && turn->place == OUTBOX_PLACE_OWNER)
-		*lane = outbox_owner_lane(&turn->owner);
-	else if (turn != NULL && turn->place == OUTBOX_PLACE_PARKED)
-		key->at = DT_NOEND;
 
 	memset(isnull, true, Q_NATTS * sizeof(bool));
 	set_value(values, isnull, Q_ID, Int64GetDatum(message->id));
-	set_value(values, isnull, Q_LANE, Int64GetDatum(*lane));
-	set_value(values, isnull, Q_READY_AT, TimestampTzGetDatum(key->at));
+	set_value(values, isnull, Q_LANE, Int64GetDatum(place->lane));
 	set_value(values, isnull, Q_NEXT_ATTEMPT_AT,
 			  TimestampTzGetDatum(next_attempt_at));
 	set_value(values, isnull, Q_UPDATED_AT, TimestampTzGetDatum(now));
@@ -234,8 +230,7 @@ outbox_make_row(const OutboxMessage *message, const OutboxStreamTurn *turn,
 	set_pointer(values, isnull, Q_MESSAGE_ID, &message->message_id);
 	if (turn != NULL)
 		set_value(values, isnull, Q_STREAM_SEQ,
-				  Int64GetDatum(nextval_internal(outbox_catalog()->sequence,
-												 false)));
+				  Int64GetDatum(outbox_stream_turn_next(turn, message->id)));
 	set_time(values, isnull, Q_DUE_TIME, message->due_time);
 	set_time(values, isnull, Q_EXPIRES_AT, message->expires_at);
 	set_pointer(values, isnull, Q_TENANT_ID, message->tenant_id);
@@ -253,14 +248,14 @@ outbox_make_row(const OutboxMessage *message, const OutboxStreamTurn *turn,
 /* ---------------------------------------------------------------------- */
 
 static void
-report_range(Enqueuer *enqueuer)
+note_range(Enqueuer *enqueuer)
 {
 	KeyRange   *range = &enqueuer->range;
 
-	if (range->used)
-		outbox_lane_report(RelationGetRelid(enqueuer->queue.rel), range->lane,
-						   range->lo, range->hi, GetCurrentTransactionId());
-	range->used = false;
+	if (range->n > 0)
+		outbox_lane_note_new(RelationGetRelid(enqueuer->queue.rel),
+							 &range->place, range->lo, range->hi, range->n);
+	range->n = 0;
 }
 
 static void
@@ -277,62 +272,59 @@ flush_rows(Enqueuer *enqueuer)
 	enqueuer->nrows = 0;
 	if (enqueuer->context != NULL)
 		MemoryContextReset(enqueuer->context);
-	report_range(enqueuer);
+	note_range(enqueuer);
 }
 
 /*
- * The row just added must be reported once it is inserted, together with its
- * like; where it is of another kind, those before it are inserted as well.
+ * The row just added must be noted once it is inserted, together with others of
+ * its lane; where it is of another, those before it are inserted as well.  One at
+ * infinity is of interest to nobody.
  */
 static void
-add_to_range(Enqueuer *enqueuer, int64 lane, OutboxKey key)
+add_to_range(Enqueuer *enqueuer, const OutboxPlace *place, OutboxKey key)
 {
 	KeyRange   *range = &enqueuer->range;
 
-	/* parked messages are nobody's business, but for who waits (stream.c) */
 	if (key.at == DT_NOEND)
-	{
-		outbox_wake_note(RelationGetRelid(enqueuer->queue.rel), lane);
 		return;
-	}
-	if (range->used && (range->lane != lane || range->hi.at != key.at))
+	if (range->n > 0 &&
+		(!outbox_place_equal(&range->place, place) || range->hi.at != key.at))
 		flush_rows(enqueuer);
-	if (!range->used)
-		*range = OUTBOX_MAKE(KeyRange, lane, key, key, true);
+	if (range->n == 0)
+		*range = OUTBOX_MAKE(KeyRange, *place, key, key, 0);
 	range->lo = outbox_key_min(range->lo, key);
 	range->hi = outbox_key_max(range->hi, key);
+	range->n++;
 }
 
 /* Insert a message now. */
 static void
 insert_message(Enqueuer *enqueuer, const OutboxMessage *message,
-			   const OutboxStreamTurn *turn)
+			   OutboxStreamTurn *turn)
 {
 	TupleTableSlot *row = outbox_table_new_row(&enqueuer->queue);
-	int64		lane;
+	OutboxPlace place;
 	OutboxKey	key;
 
 	outbox_make_row(message, turn, enqueuer->now, row->tts_values,
-					row->tts_isnull, &lane, &key);
+					row->tts_isnull, &place, &key);
 	outbox_table_insert(&enqueuer->queue, row);
 	ExecDropSingleTupleTableSlot(row);
 	if (key.at != DT_NOEND)
-		outbox_lane_report(RelationGetRelid(enqueuer->queue.rel), lane, key,
-						   key, GetCurrentTransactionId());
-	else
-		outbox_wake_note(RelationGetRelid(enqueuer->queue.rel), lane);
+		outbox_lane_note_new(RelationGetRelid(enqueuer->queue.rel), &place,
+							 key, key, 1);
 }
 
 /* Insert a message with the next batch. */
 static void
 add_message(Enqueuer *enqueuer, const OutboxMessage *message,
-			const OutboxStreamTurn *turn)
+			OutboxStreamTurn *turn)
 {
 	TupleDesc	desc = RelationGetDescr(enqueuer->queue.rel);
 	MemoryContext old;
 	Datum	   *values;
 	bool	   *isnull;
-	int64		lane;
+	OutboxPlace place;
 	OutboxKey	key;
 	TupleTableSlot *row;
 
@@ -344,12 +336,12 @@ add_message(Enqueuer *enqueuer, const OutboxMessage *message,
 	values = palloc_array(Datum, desc->natts);
 	isnull = palloc_array(bool, desc->natts);
 	memset(isnull, true, desc->natts * sizeof(bool));
-	outbox_make_row(message, turn, enqueuer->now, values, isnull, &lane, &key);
+	outbox_make_row(message, turn, enqueuer->now, values, isnull, &place, &key);
 	row = outbox_table_batch_row(&enqueuer->queue, enqueuer->nrows);
 	ExecStoreHeapTuple(heap_form_tuple(desc, values, isnull), row, false);
 	MemoryContextSwitchTo(old);
 	enqueuer->nrows++;
-	add_to_range(enqueuer, lane, key);
+	add_to_range(enqueuer, &place, key);
 	if (enqueuer->nrows == OUTBOX_BATCH_ROWS)
 		flush_rows(enqueuer);
 }
@@ -462,20 +454,17 @@ insert_streams(Enqueuer *enqueuer, OutboxMessage *messages, int nmessages)
 	for (int i = 0; i < nstreamed; i = next)
 	{
 		OutboxStreamTurn turn;
-		OutboxStreamTurn follow;
 
-		if (outbox_stream_turn_begin(&enqueuer->queue, streamed[i]->stream_id,
-									 &turn))
+		outbox_stream_turn_begin(&enqueuer->queue, streamed[i]->stream_id,
+								 &turn);
+		if (turn.waited)
 			enqueuer->now = GetCurrentTimestamp();
 		insert_message(enqueuer, streamed[i], &turn);
-		/* the others of the stream wait behind it */
-		follow = turn;
-		follow.place = OUTBOX_PLACE_PARKED;
 		for (next = i + 1; next < nstreamed; next++)
 		{
 			if (!outbox_uuid_equal(streamed[next]->stream_id, &turn.stream))
 				break;
-			add_message(enqueuer, streamed[next], &follow);
+			add_message(enqueuer, streamed[next], &turn);
 		}
 		flush_rows(enqueuer);
 		outbox_stream_turn_end(&enqueuer->queue, &turn);

@@ -11,6 +11,7 @@
 #include "outbox.h"
 #include "queue/stream.h"
 #include "table/catalog.h"
+#include "util/hash.h"
 
 /* A message to be enqueued; absent is NULL.  Checked by the caller. */
 typedef struct OutboxMessage
@@ -44,9 +45,9 @@ extern void outbox_check_message(const OutboxMessage *message,
 extern void outbox_check_received(const OutboxMessage *message,
 								  const char *prefix);
 extern void outbox_make_row(const OutboxMessage *message,
-							const OutboxStreamTurn *turn,
-							TimestampTz now, Datum *values, bool *isnull,
-							int64 *lane, OutboxKey *key);
+							OutboxStreamTurn *turn, TimestampTz now,
+							Datum *values, bool *isnull,
+							OutboxPlace *place, OutboxKey *key);
 extern void outbox_notify_listeners(void);
 extern void outbox_check_given_id(const OutboxMessage *message);
 extern void outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,

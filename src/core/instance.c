@@ -25,6 +25,7 @@
 
 #include "core/instance.h"
 #include "core/settle.h"
+#include "shmem/directory.h"
 #include "table/catalog.h"
 #include "table/keylock.h"
 #include "table/probe.h"
@@ -186,6 +187,18 @@ remove_silent(const pg_uuid_t *id, TimestampTz oldest)
 	return removed;
 }
 
+/* What was left for one instance may be for another, if others are alive now. */
+static void
+note_members(const OutboxInstances *alive)
+{
+	uint64		members = 0;
+
+	for (int i = 0; i < alive->n; i++)
+		members += outbox_token_hash(&alive->ids[i]);
+	outbox_parts_note_members(outbox_store(OUTBOX_QUEUE)->table, members);
+	outbox_parts_note_members(outbox_store(OUTBOX_INBOX)->table, members);
+}
+
 /*
  * List the instances that are alive, and remove those that have been silent
  * for too long, when their leases have ended.  One whose messages somebody
@@ -231,6 +244,7 @@ outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
 			!remove_silent(&silent.ids[i], oldest))
 			add_alive(alive, &silent.ids[i]);
 	}
+	note_members(alive);
 }
 
 /*
@@ -258,21 +272,25 @@ outbox_instance_remove(const pg_uuid_t *id)
 		outbox_release_all(outbox_store(OUTBOX_INBOX), id);
 }
 
-/* Is this partition one of ours? */
-bool
-outbox_instance_owns(const OutboxInstances *alive, const pg_uuid_t *self,
-					 int partition)
+/* Which of the instances owns this partition? */
+const pg_uuid_t *
+outbox_instance_owner(const OutboxInstances *alive, int partition)
 {
-	uint64		ours = outbox_share_hash(self, partition);
+	const pg_uuid_t *best = NULL;
+	uint64		best_share = 0;
 
+	Assert(alive->n > 0);
 	for (int i = 0; i < alive->n; i++)
 	{
-		const pg_uuid_t *other = &alive->ids[i];
-		uint64		theirs = outbox_share_hash(other, partition);
+		const pg_uuid_t *id = &alive->ids[i];
+		uint64		share = outbox_share_hash(id, partition);
 
-		if (theirs > ours ||
-			(theirs == ours && outbox_uuid_cmp(other, self) > 0))
-			return false;
+		if (best == NULL || share > best_share ||
+			(share == best_share && outbox_uuid_cmp(id, best) > 0))
+		{
+			best = id;
+			best_share = share;
+		}
 	}
-	return true;
+	return best;
 }

@@ -35,7 +35,7 @@ extern void outbox_instance_remove_stale(const pg_uuid_t *self,
 										 TimestampTz now, int threshold_seconds,
 										 OutboxInstances *alive);
 extern int	outbox_instance_remove(const pg_uuid_t *id);
-extern bool outbox_instance_owns(const OutboxInstances *alive,
-								 const pg_uuid_t *self, int partition);
+extern const pg_uuid_t *outbox_instance_owner(const OutboxInstances *alive,
+											  int partition);
 
 #endif							/* OUTBOX_INSTANCE_H */

@@ -6,9 +6,8 @@
  * comes by, and never hands out one that has expired.  Reaping makes visible
  * what is the case, and frees the streams that wait behind such messages.
  *
- * It never waits for a message: one that another transaction has locked is left
- * to that one.  Messages that it fails are counted in their joins like any
- * others, at the end of the call, and there it waits.
+ * It never waits: a message that another transaction has locked is left to that
+ * one, and a join that is locked is counted later (join.c).
  */
 #include "postgres.h"
 
@@ -42,29 +41,43 @@ typedef struct Reaper
 	int			nreaped;
 	TupleTableSlot *row;
 	OutboxHistory history;
-	OutboxStreamSet streams;
+	bool		streams_open;
+	OutboxStreamScan streams;
+	OutboxGoneBack gone_back;
 } Reaper;
 
 static OutboxRowResult
 return_to_ready(Reaper *reaper, TupleTableSlot *message,
 				TransactionId *blocker)
 {
+	OutboxRowResult result;
+
 	outbox_queue_make_ready(reaper->row, message, reaper->now, reaper->now);
 	outbox_row_set(reaper->row, Q_FAILURE_REASON,
 				   Int16GetDatum(OUTBOX_REASON_EXPIRED));
-	return outbox_queue_update(&reaper->queue, message, reaper->row, false,
-							   blocker);
+	result = outbox_queue_update(&reaper->queue, message, reaper->row, false,
+								 blocker);
+	if (result == OUTBOX_ROW_OK)
+		outbox_stream_gone_back(&reaper->gone_back, message);
+	return result;
 }
 
-static bool
-count_reaped(Reaper *reaper, TupleTableSlot *message)
+/* A message has expired, or has had its attempts. */
+static OutboxRowResult
+bury(Reaper *reaper, TupleTableSlot *message, OutboxFate fate,
+	 TransactionId *blocker)
 {
-	bool		isnull;
-	Datum		stream = slot_getattr(message, Q_STREAM_ID, &isnull);
+	OutboxRowResult result;
 
-	if (!isnull)
-		outbox_stream_set_add(&reaper->streams, DatumGetUUIDP(stream));
-	return ++reaper->nreaped < reaper->limit;
+	result = outbox_queue_bury(&reaper->queue, &reaper->history, message, fate,
+							   blocker);
+	if (result != OUTBOX_ROW_OK || slot_attisnull(message, Q_STREAM_ID))
+		return result;
+	if (!reaper->streams_open)
+		outbox_stream_scan_begin(&reaper->streams, &reaper->queue);
+	reaper->streams_open = true;
+	outbox_stream_ended(&reaper->streams, message);
+	return result;
 }
 
 /* A lease that has ended. */
@@ -86,15 +99,12 @@ reap_lease(OutboxWalk *walk, void *arg)
 	if (fate == OUTBOX_FATE_LIVE)
 		result = return_to_ready(reaper, message, &blocker);
 	else
-		result = outbox_queue_bury(&reaper->queue, &reaper->history, message,
-								   fate, &blocker);
+		result = bury(reaper, message, fate, &blocker);
 
 	if (result == OUTBOX_ROW_OK)
 	{
-		bool		go_on = count_reaped(reaper, message);
-
 		outbox_walk_changed(walk, 0);
-		return go_on;
+		return ++reaper->nreaped < reaper->limit;
 	}
 	if (result == OUTBOX_ROW_REFUSED)
 		outbox_walk_left(walk);
@@ -131,9 +141,8 @@ reap_expired_messages(Reaper *reaper)
 		leased = DatumGetInt16(outbox_row_get(slot, Q_STATUS)) == OUTBOX_IN_PROGRESS &&
 			DatumGetTimestampTz(outbox_row_get(slot, Q_LOCKED_UNTIL)) > reaper->now;
 		if (!leased &&
-			outbox_queue_bury(&reaper->queue, &reaper->history, slot,
-							  OUTBOX_FATE_EXPIRED, &blocker) == OUTBOX_ROW_OK)
-			(void) count_reaped(reaper, slot);
+			bury(reaper, slot, OUTBOX_FATE_EXPIRED, &blocker) == OUTBOX_ROW_OK)
+			reaper->nreaped++;
 	}
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
@@ -155,6 +164,7 @@ outbox_reap(const OutboxStore *store, int limit)
 	outbox_store_open(&reaper.queue, store);
 	reaper.row = outbox_table_new_row(&reaper.queue);
 	outbox_history_begin(&reaper.history, &reaper.queue, reaper.now);
+	reaper.history.ended.must_not_wait = true;
 
 	outbox_walk_leases(&reaper.queue, reaper.now, OUTBOX_SCAN_REAP, reap_lease,
 					   &reaper);
@@ -163,7 +173,9 @@ outbox_reap(const OutboxStore *store, int limit)
 	reap_expired_messages(&reaper);
 
 	ExecDropSingleTupleTableSlot(reaper.row);
-	outbox_stream_arrange(&reaper.queue, &reaper.streams, reaper.now, true);
+	if (reaper.streams_open)
+		outbox_stream_scan_end(&reaper.streams);
+	outbox_stream_revoke_all(&reaper.queue, &reaper.gone_back, reaper.now);
 	outbox_history_end(&reaper.history);
 	outbox_table_close(&reaper.queue);
 	if (reaper.nreaped > 0)

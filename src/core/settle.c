@@ -28,6 +28,7 @@
 #include "queue/stream.h"
 #include "queue/walk.h"
 #include "shmem/lane.h"
+#include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/keylock.h"
@@ -35,7 +36,18 @@
 #include "table/table.h"
 #include "table/tidcache.h"
 #include "util/grow.h"
+#include "util/hash.h"
 #include "util/uuid.h"
+
+/* Of how many streams it is kept how far they were checked; a power of 2. */
+#define CHECKED_STREAMS 64
+
+/* Up to where all leases of a stream are known to stand. */
+typedef struct CheckedStream
+{
+	pg_uuid_t	stream;
+	int64		to;				/* 0: none */
+} CheckedStream;
 
 /* A call's dealings with the queue. */
 typedef struct Settler
@@ -48,8 +60,12 @@ typedef struct Settler
 	BlockNumber hint_end;
 	TupleTableSlot *slot;		/* the message at hand */
 	TupleTableSlot *row;		/* its next version */
+	bool		goes_back;		/* it is not finished, nor leased any longer */
 	OutboxHistory history;
-	OutboxStreamSet streams;	/* to be arranged at the end */
+	bool		streams_open;
+	OutboxStreamScan streams;
+	CheckedStream checked[CHECKED_STREAMS];
+	OutboxGoneBack gone_back;
 } Settler;
 
 /* ---------------------------------------------------------------------- */
@@ -85,6 +101,69 @@ lease_stands(Settler *settler, const OutboxLeaseRef *lease)
 	owner = slot_getattr(slot, Q_OWNER_TOKEN, &isnull);
 	return !isnull && outbox_uuid_equal(DatumGetUUIDP(owner),
 										&settler->settle->owner);
+}
+
+static OutboxStreamScan *
+open_streams(Settler *settler)
+{
+	if (!settler->streams_open)
+	{
+		outbox_stream_scan_begin(&settler->streams, &settler->queue);
+		settler->streams_open = true;
+	}
+	return &settler->streams;
+}
+
+static bool
+is_named(int64 id, void *arg)
+{
+	const Settler *settler = arg;
+	const OutboxSettle *settle = settler->settle;
+	int			lo = 0;
+	int			hi = settle->nleases;
+
+	while (lo < hi)
+	{
+		int			mid = lo + (hi - lo) / 2;
+
+		if (settle->leases[mid].id == id)
+			return true;
+		if (settle->leases[mid].id < id)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return false;
+}
+
+/*
+ * Does the lease of the message at hand stand, as far as its stream goes?  It does
+ * not if a message before it has gone back.  Calls that settle all of a stream look
+ * at what is before each message only once.
+ */
+static bool
+lease_stands_in_stream(Settler *settler)
+{
+	CheckedStream *checked;
+	pg_uuid_t	stream;
+	int64		seq;
+	bool		known;
+
+	if (!outbox_stream_of(settler->slot, &stream, &seq) ||
+		outbox_tid_was_first(RelationGetRelid(settler->queue.rel),
+							 DatumGetInt64(outbox_row_get(settler->slot, Q_ID)),
+							 seq))
+		return true;
+	checked = &settler->checked[outbox_uuid_hash(&stream) % CHECKED_STREAMS];
+	known = checked->to != 0 && checked->to < seq &&
+		outbox_uuid_equal(&checked->stream, &stream);
+	if (!outbox_stream_lease_stands(open_streams(settler), settler->slot,
+									&settler->settle->owner,
+									known ? checked->to : PG_INT64_MIN,
+									is_named, settler))
+		return false;
+	*checked = OUTBOX_MAKE(CheckedStream, stream, seq);
+	return true;
 }
 
 /* ---------------------------------------------------------------------- */
@@ -128,9 +207,14 @@ finish(Settler *settler, OutboxStatus status, OutboxReason reason)
 		.progress = settler->lease->progress,
 		.keep = settler->settle->keep && status == OUTBOX_DONE
 	};
+	OutboxRowResult result;
 
-	return outbox_queue_finish(&settler->queue, &settler->history,
-							   settler->slot, &outcome, true, NULL);
+	result = outbox_queue_finish(&settler->queue, &settler->history,
+								 settler->slot, &outcome, true, NULL);
+	if (result == OUTBOX_ROW_OK &&
+		!slot_attisnull(settler->slot, Q_STREAM_ID))
+		outbox_stream_ended(open_streams(settler), settler->slot);
+	return result;
 }
 
 /* When is this message to be tried again? */
@@ -169,6 +253,7 @@ nack(Settler *settler)
 		return finish(settler, OUTBOX_DEAD, outbox_fate_reason(fate));
 
 	at = retry_at(settler, &policy);
+	settler->goes_back = true;
 	outbox_queue_make_ready(settler->row, slot, at, settler->now);
 	outbox_row_set(settler->row, Q_RETRY_COUNT,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(slot, Q_RETRY_COUNT)) + 1));
@@ -189,6 +274,7 @@ release(Settler *settler)
 {
 	const TimestampTz *not_before = settler->settle->not_before;
 
+	settler->goes_back = true;
 	outbox_queue_make_ready(settler->row, settler->slot,
 							not_before != NULL ? *not_before : settler->now,
 							settler->now);
@@ -221,6 +307,7 @@ renew(Settler *settler)
 static OutboxRowResult
 settle_message(Settler *settler)
 {
+	settler->goes_back = false;
 	/* only a lease that stands is settled */
 	Assert(DatumGetInt16(outbox_row_get(settler->slot, Q_STATUS)) ==
 		   OUTBOX_IN_PROGRESS);
@@ -254,8 +341,6 @@ settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 	for (;;)
 	{
 		TransactionId blocker;
-		bool		isnull;
-		Datum		stream;
 
 		CHECK_FOR_INTERRUPTS();
 		if (outbox_tid_fetch(&settler->queue, settler->hint_end, lease->id,
@@ -277,13 +362,13 @@ settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 			outbox_xact_wait(blocker);
 			continue;
 		}
+		if (!lease_stands_in_stream(settler))
+			return false;
 		switch (settle_message(settler))
 		{
 			case OUTBOX_ROW_OK:
-				stream = slot_getattr(settler->slot, Q_STREAM_ID, &isnull);
-				if (!isnull && what_to_do(settler) != OUTBOX_RENEW)
-					outbox_stream_set_add(&settler->streams,
-										  DatumGetUUIDP(stream));
+				if (settler->goes_back)
+					outbox_stream_gone_back(&settler->gone_back, settler->slot);
 				return true;
 			case OUTBOX_ROW_REFUSED:
 				return false;
@@ -340,13 +425,13 @@ begin_settler(Settler *settler, OutboxSettle *settle)
 static void
 end_settler(Settler *settler)
 {
-	OutboxSettlement what = settler->settle->what;
-
 	outbox_probe_end(&settler->probe);
 	ExecDropSingleTupleTableSlot(settler->row);
 	ExecDropSingleTupleTableSlot(settler->slot);
-	outbox_stream_arrange(&settler->queue, &settler->streams, settler->now,
-						  what != OUTBOX_ACK && what != OUTBOX_FAIL);
+	if (settler->streams_open)
+		outbox_stream_scan_end(&settler->streams);
+	outbox_stream_revoke_all(&settler->queue, &settler->gone_back,
+							 settler->now);
 	outbox_history_end(&settler->history);
 	outbox_table_close(&settler->queue);
 }
@@ -437,12 +522,16 @@ settle_all(OutboxSettle *settle)
 	return outbox_settle(settle);
 }
 
-/* Give back whatever is leased to an owner; the attempts do not count. */
+/*
+ * Give back whatever is leased to an owner; the attempts do not count.  Claims of
+ * this owner that wait end when the transaction has committed.
+ */
 int
 outbox_release_all(const OutboxStore *store, const pg_uuid_t *owner)
 {
 	OutboxSettle settle = {.store = store,.what = OUTBOX_RELEASE,.owner = *owner};
 
+	outbox_wake_note_release(store->table, outbox_token_hash(owner));
 	return settle_all(&settle);
 }
 

@@ -95,7 +95,7 @@ read_handler(TupleTableSlot *slot)
 
 	handler->namespace = DatumGetTextPCopy(outbox_row_get(slot, HD_NAMESPACE));
 	handler->topic = DatumGetTextPCopy(outbox_row_get(slot, HD_TOPIC));
-	handler->lane = outbox_topic_lane(handler->namespace, handler->topic);
+	handler->lane = outbox_topic_key(handler->namespace, handler->topic);
 	handler->function = TextDatumGetCString(outbox_row_get(slot, HD_HANDLER));
 	handler->role = pstrdup(NameStr(*DatumGetName(outbox_row_get(slot, HD_ROLE))));
 	handler->batch_size = DatumGetInt32(outbox_row_get(slot, HD_BATCH_SIZE));
@@ -160,7 +160,7 @@ static void
 announce_change(OutboxTable *table)
 {
 	CacheInvalidateRelcache(table->rel);
-	outbox_wake_note_all();
+	outbox_wake_note_policies(outbox_store(OUTBOX_QUEUE)->table);
 }
 
 /* Register a handler; the caller has checked that there is none yet. */

@@ -119,7 +119,7 @@ add_policy(TupleTableSlot *slot)
 			entry->values[i] = datumCopy(slot->tts_values[i], att->attbyval,
 										 att->attlen);
 	}
-	entry->lane = outbox_topic_lane(entry->namespace, entry->topic);
+	entry->lane = outbox_topic_key(entry->namespace, entry->topic);
 
 	head = hash_search(policies, &entry->lane, HASH_ENTER, &found);
 	entry->next = found ? head->next : NULL;
@@ -138,7 +138,7 @@ find_policy(const text *namespace, const text *topic)
 	outbox_cached_table_load(&cache);
 	if (npolicies == 0)
 		return NULL;
-	lane = outbox_topic_lane(namespace, topic);
+	lane = outbox_topic_key(namespace, topic);
 	entry = hash_search(policies, &lane, HASH_FIND, NULL);
 	for (entry = entry ? entry->next : NULL; entry; entry = entry->next)
 	{

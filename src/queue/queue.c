@@ -3,10 +3,10 @@
  *	  Changing messages that are in the queue.
  *
  * Whatever moves a message in the ready index, or takes it out, goes through
- * here, and the lanes learn of it: where the message lies now, and where it
- * lay before, should the change be undone (lane.c).  Only a claim that leaves
- * the message in its place is on its own, because the walk that found it
- * keeps the books.
+ * here, and is noted for the lanes: where the message is now, and where it was
+ * before, in case the transaction aborts (lane.c).  The only other place where
+ * messages are changed is a claim that a walk leads, because the walk keeps the
+ * books.
  */
 #include "postgres.h"
 
@@ -14,33 +14,61 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "outbox.h"
 #include "queue/history.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
-#include "shmem/lane.h"
 #include "shmem/lane_xact.h"
-#include "shmem/wake.h"
 #include "table/columns.h"
 #include "table/table.h"
 #include "util/guc.h"
 #include "util/hash.h"
+
+/* Names that are longer than this together are hashed each time. */
+#define LAST_NAMES_SIZE 256
 
 /* Where a message lies in its lane. */
 OutboxKey
 outbox_queue_key(TupleTableSlot *message)
 {
 	return OUTBOX_MAKE(OutboxKey,
-					   DatumGetTimestampTz(outbox_row_get(message, Q_READY_AT)),
+					   DatumGetTimestampTz(outbox_row_get(message, Q_NEXT_ATTEMPT_AT)),
 					   DatumGetInt64(outbox_row_get(message, Q_ID)));
 }
 
-/* The lane of a message's topic. */
-int64
-outbox_queue_topic_lane(TupleTableSlot *message)
+/*
+ * The place of a message.  It is often that of the one before, so the last one is
+ * kept.
+ */
+void
+outbox_queue_place(TupleTableSlot *message, OutboxPlace *place)
 {
-	return outbox_topic_lane(DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
-							 DatumGetTextPP(outbox_row_get(message, Q_TOPIC)));
+	static OutboxPlace last;
+	static char last_name[LAST_NAMES_SIZE];
+	static int	last_lengths[2] = {-1, -1};
+	const text *namespace = DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE));
+	const text *topic = DatumGetTextPP(outbox_row_get(message, Q_TOPIC));
+	int			lengths[2] = {VARSIZE_ANY_EXHDR(namespace), VARSIZE_ANY_EXHDR(topic)};
+	bool		no_tenant;
+	Datum		tenant = slot_getattr(message, Q_TENANT_ID, &no_tenant);
+
+	if (!no_tenant || lengths[0] + lengths[1] > LAST_NAMES_SIZE)
+	{
+		outbox_place_of(namespace, topic,
+						no_tenant ? NULL : DatumGetUUIDP(tenant), place);
+		return;
+	}
+	if (lengths[0] != last_lengths[0] || lengths[1] != last_lengths[1] ||
+		memcmp(last_name, VARDATA_ANY(namespace), lengths[0]) != 0 ||
+		memcmp(last_name + lengths[0], VARDATA_ANY(topic), lengths[1]) != 0)
+	{
+		outbox_place_of(namespace, topic, NULL, &last);
+		memcpy(last_name, VARDATA_ANY(namespace), lengths[0]);
+		memcpy(last_name + lengths[0], VARDATA_ANY(topic), lengths[1]);
+		memcpy(last_lengths, lengths, sizeof(lengths));
+	}
+	*place = last;
 }
 
 /* The attempts that count towards the maximum. */
@@ -82,8 +110,8 @@ outbox_fate_reason(OutboxFate fate)
 }
 
 /*
- * Make "row" the version of "message" in which it is nobody's, and can be
- * claimed from "at" on.
+ * Make "row" the version of "message" in which it is leased to no one, and can
+ * be claimed from "at" on.
  */
 void
 outbox_queue_make_ready(TupleTableSlot *row, TupleTableSlot *message,
@@ -91,9 +119,6 @@ outbox_queue_make_ready(TupleTableSlot *row, TupleTableSlot *message,
 {
 	Assert(outbox_status_is_live(outbox_row_get(message, Q_STATUS)));
 	outbox_new_row_from(row, message);
-	outbox_row_set(row, Q_LANE,
-				   Int64GetDatum(outbox_queue_topic_lane(message)));
-	outbox_row_set(row, Q_READY_AT, TimestampTzGetDatum(at));
 	outbox_row_set(row, Q_NEXT_ATTEMPT_AT, TimestampTzGetDatum(at));
 	outbox_row_set(row, Q_UPDATED_AT, TimestampTzGetDatum(now));
 	outbox_row_set(row, Q_STATUS, Int16GetDatum(OUTBOX_READY));
@@ -101,45 +126,34 @@ outbox_queue_make_ready(TupleTableSlot *row, TupleTableSlot *message,
 	outbox_row_set_null(row, Q_LOCKED_UNTIL);
 }
 
-/*
- * Who waits for messages may be waiting for the end of our transaction, where
- * it has a stream in its hand (stream.c).
- */
-static void
-note_stream(OutboxTable *queue, TupleTableSlot *message)
-{
-	if (!slot_attisnull(message, Q_STREAM_ID))
-		outbox_wake_note(RelationGetRelid(queue->rel),
-						 outbox_queue_topic_lane(message));
-}
-
-/* Let the lanes know that a message has left its place. */
+/* Note that a message has left its place. */
 static void
 note_old_place(OutboxTable *queue, TupleTableSlot *message)
 {
 	OutboxKey	key = outbox_queue_key(message);
+	OutboxPlace place;
 
+	outbox_queue_place(message, &place);
 	if (key.at != DT_NOEND)
-		outbox_lane_note_change(RelationGetRelid(queue->rel),
-								DatumGetInt64(outbox_row_get(message, Q_LANE)),
-								key);
+		outbox_lane_note_moved(RelationGetRelid(queue->rel), &place, key);
 }
 
-/* Let the lanes know where a message lies now, and until when it is leased. */
+/* Note where a message is now, and until when it is leased. */
 static void
-report_new_place(OutboxTable *queue, TupleTableSlot *row)
+note_new_place(OutboxTable *queue, TupleTableSlot *row)
 {
 	Oid			relid = RelationGetRelid(queue->rel);
-	int64		lane = DatumGetInt64(outbox_row_get(row, Q_LANE));
 	OutboxKey	key = outbox_queue_key(row);
+	OutboxPlace place;
 	bool		isnull;
 	Datum		locked_until = slot_getattr(row, Q_LOCKED_UNTIL, &isnull);
 
+	outbox_queue_place(row, &place);
 	if (!isnull)
-		outbox_lane_report_lease(relid, lane, key, key,
-								 DatumGetTimestampTz(locked_until));
+		outbox_lane_note_lease(relid, &place, key,
+							   DatumGetTimestampTz(locked_until));
 	else if (key.at != DT_NOEND)
-		outbox_lane_report(relid, lane, key, key, GetCurrentTransactionId());
+		outbox_lane_note_new(relid, &place, key, key, 1);
 }
 
 /*
@@ -159,11 +173,10 @@ outbox_queue_update(OutboxTable *queue, TupleTableSlot *message,
 
 	if (result != OUTBOX_ROW_OK)
 		return result;
-	if (outbox_row_get(message, Q_LANE) != outbox_row_get(row, Q_LANE) ||
-		outbox_row_get(message, Q_READY_AT) != outbox_row_get(row, Q_READY_AT))
+	if (outbox_row_get(message, Q_NEXT_ATTEMPT_AT) !=
+		outbox_row_get(row, Q_NEXT_ATTEMPT_AT))
 		note_old_place(queue, message);
-	report_new_place(queue, row);
-	note_stream(queue, message);
+	note_new_place(queue, row);
 	return OUTBOX_ROW_OK;
 }
 
@@ -181,7 +194,6 @@ outbox_queue_finish(OutboxTable *queue, OutboxHistory *history,
 	if (result == OUTBOX_ROW_OK)
 	{
 		note_old_place(queue, message);
-		note_stream(queue, message);
 		outbox_history_add(history, message, outcome);
 	}
 	return result;
@@ -219,9 +231,6 @@ outbox_queue_remove(OutboxTable *queue, TupleTableSlot *message)
 	OutboxRowResult result = outbox_table_delete(queue, message, true, NULL);
 
 	if (result == OUTBOX_ROW_OK)
-	{
 		note_old_place(queue, message);
-		note_stream(queue, message);
-	}
 	return result;
 }

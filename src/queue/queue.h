@@ -9,6 +9,7 @@
 #include "queue/history.h"
 #include "queue/policy.h"
 #include "table/table.h"
+#include "util/hash.h"
 
 /* What an attempt to hand a message out would come to. */
 typedef enum OutboxFate
@@ -19,7 +20,7 @@ typedef enum OutboxFate
 } OutboxFate;
 
 extern OutboxKey outbox_queue_key(TupleTableSlot *message);
-extern int64 outbox_queue_topic_lane(TupleTableSlot *message);
+extern void outbox_queue_place(TupleTableSlot *message, OutboxPlace *place);
 extern int	outbox_queue_counted_attempts(TupleTableSlot *message);
 extern OutboxFate outbox_queue_fate(TupleTableSlot *message,
 									const OutboxPolicy *policy,

@@ -2,41 +2,51 @@
  * stream.c
  *	  Messages that must be delivered one after the other.
  *
- * The messages of a stream that are not finished form a line, in the order of
- * stream_seq.  At its beginning some may be leased, all by one owner; the
- * rest wait.  The first that waits lies
+ * The unfinished messages of a stream have places in it, in the order in which
+ * their transactions committed.  They lie in the lanes of their topics like any
+ * others; the stream is not recorded anywhere but in the messages.  The first
+ * ones may be leased, all by one owner; the others wait.
  *
- *	- in its topic's lane, if nothing is before it: anybody may take it;
- *	- in the lane of the owner who holds all before it: only he may.
+ * A claim that comes by a message of a stream looks at what is before it
+ * (outbox_stream_look_before).  If nothing is, or only leases of its own, it may
+ * take the message.  If another transaction may change the answer, the message
+ * is visited again when that has ended.  Otherwise it passes the message, and
+ * whatever changes the answer reports the message:
  *
- * All others are parked: they lie at infinity, where no scan comes by, so that
- * a long stream costs a claim nothing.  A message that waits for its retry is
- * the first that waits; what was leased behind it is taken back, because it
- * must not be worked on before.
+ *	- When a message has ended, whoever ends it reports the next one of the
+ *	  stream (outbox_stream_ended).
+ *	- A message that is behind leases can be claimed by their owner.  The claim
+ *	  that passes it, or that has taken the one before it, records it for that
+ *	  owner.
  *
- * The order is that in which transactions committed: whoever enqueues in a
- * stream waits until the transaction that did so before has ended, and only
- * then draws its stream_seq (keylock.c; the uncommitted message is the lock).
+ * So nothing has to be put in its place again when a stream moves on, and
+ * nothing is waited for.  Of a message that a scan passed, the one before it was
+ * unfinished, and not being changed, when the scan looked.  Whoever ends that one
+ * later sees the message, and reports it after the commit; whoever is ending it
+ * at that moment is seen by the scan.
  *
- * Whoever changes the line - claims, settles, enqueues - arranges it anew
- * afterwards (outbox_stream_arrange).  Nobody waits for anybody to do so:
- * when another transaction that has not ended has its hand on the line, one
- * leaves a row in outbox.stream_doubts, in one's own transaction, and the
- * next claim after that one's end arranges the stream.  Since each looks
- * after it has changed, of two who change at the same time at least one sees
- * the other; so no message is left parked with nobody before it.
+ * A lease is void when a message before it in the stream goes back, by nack,
+ * release or the end of its lease: what comes behind must not be finished before
+ * it.  Whoever takes the message back takes the leases behind it away
+ * (outbox_stream_revoke_all), unless they are locked.  Nothing relies on that.  A
+ * call that settles a lease looks whether all that is before it, if anything, is
+ * leased to the same owner (outbox_stream_lease_stands); and a claim that takes a
+ * message again takes the leases behind it away, or, if one of them is just being
+ * settled, does not take the message.
  *
- * A claim does not trust the arrangement: it looks at what is before a
- * message before it takes it (outbox_stream_check).
+ * The order is that in which transactions commit, because whoever enqueues in a
+ * stream waits until the transaction that did so last has ended, and only then
+ * takes a place behind its messages.  The uncommitted message is the lock, and a
+ * short lock on the stream (keylock.c) keeps two from looking at the same moment.
+ *
+ * Walks are short, whatever was finished before: stream_cursor.c.
  */
 #include "postgres.h"
 
 #include "access/tableam.h"
 #include "access/transam.h"
 #include "access/xact.h"
-#include "commands/sequence.h"
 #include "miscadmin.h"
-#include "storage/procarray.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -46,33 +56,27 @@
 #include "outbox.h"
 #include "queue/queue.h"
 #include "queue/stream.h"
-#include "shmem/lane_directory.h"
-#include "table/catalog.h"
+#include "shmem/lane_xact.h"
+#include "shmem/stream_cursor.h"
 #include "table/columns.h"
 #include "table/keylock.h"
 #include "table/probe.h"
 #include "table/table.h"
+#include "util/grow.h"
 #include "util/hash.h"
 #include "util/uuid.h"
 
-/* outbox.stream_doubts */
-enum
-{
-	S_ID = 1,
-	S_WAITS_FOR,
-	S_STORE,
-	S_STREAM_ID,
-	S_NATTS = S_STREAM_ID
-};
-
-/* What one row of the line is, to whom it looks at. */
+/* What one row of the stream is, to whoever looks at it. */
 typedef enum LineState
 {
 	LINE_WAITING,
 	LINE_LEASED,
 	LINE_CHANGING,				/* another transaction changes or removes it */
-	LINE_ARRIVING				/* another transaction has just inserted it */
+	LINE_ARRIVING				/* another transaction has inserted it */
 } LineState;
+
+/* Whether a walk has to know of a row. */
+typedef bool (*RowTest) (TupleTableSlot *row, void *arg);
 
 /* ---------------------------------------------------------------------- */
 /* Walking                                                                */
@@ -83,60 +87,51 @@ outbox_stream_scan_begin(OutboxStreamScan *scan, OutboxTable *queue)
 {
 	scan->queue = queue;
 	scan->index = index_open(queue->store->stream, AccessShareLock);
+	scan->slot = outbox_table_slot(queue);
 	InitDirtySnapshot(scan->snapshot);
 	scan->scan = outbox_index_beginscan(queue->rel, scan->index,
-										&scan->snapshot, 2);
+										&scan->snapshot, 3);
+	scan->scan->xs_want_itup = true;
 }
 
 void
 outbox_stream_scan_end(OutboxStreamScan *scan)
 {
 	index_endscan(scan->scan);
-	index_close(scan->index, NoLock);
+	ExecDropSingleTupleTableSlot(scan->slot);
+	index_close(scan->index, AccessShareLock);
 }
 
+/* Prepare to walk the places from "from" on and before "before". */
 static void
-seek(OutboxStreamScan *scan, const pg_uuid_t *stream, StrategyNumber strategy,
-	 RegProcedure compare, int64 seq, ScanDirection direction)
+seek(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 from, int64 before,
+	 ScanDirection direction)
 {
+	scan->stream = *stream;
 	ScanKeyInit(&scan->keys[0], 1, BTEqualStrategyNumber, F_UUID_EQ,
-				UUIDPGetDatum(stream));
-	ScanKeyInit(&scan->keys[1], 2, strategy, compare, Int64GetDatum(seq));
-	index_rescan(scan->scan, scan->keys, 2, NULL, 0);
+				UUIDPGetDatum(&scan->stream));
+	ScanKeyInit(&scan->keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE,
+				Int64GetDatum(from));
+	ScanKeyInit(&scan->keys[2], 2, BTLessStrategyNumber, F_INT8LT,
+				Int64GetDatum(before));
+	index_rescan(scan->scan, scan->keys, 3, NULL, 0);
 	scan->direction = direction;
+	scan->ngone = 0;
 }
 
-/* Walk what comes after seq, in order.  "stream" must stay where it is. */
-void
-outbox_stream_seek_after(OutboxStreamScan *scan, const pg_uuid_t *stream,
-						 int64 seq)
+/* Go on to the next row, in any version that is not gone for good. */
+static bool
+next_row(OutboxStreamScan *scan)
 {
-	seek(scan, stream, BTGreaterStrategyNumber, F_INT8GT, seq,
-		 ForwardScanDirection);
-}
-
-/* Walk what comes before seq, the nearest first. */
-void
-outbox_stream_seek_before(OutboxStreamScan *scan, const pg_uuid_t *stream,
-						  int64 seq)
-{
-	seek(scan, stream, BTLessStrategyNumber, F_INT8LT, seq,
-		 BackwardScanDirection);
-}
-
-/*
- * The next row, in any version that is not gone for good.  *writer is the
- * other transaction that has its hand on it.
- */
-bool
-outbox_stream_next(OutboxStreamScan *scan, TupleTableSlot *slot,
-				   TransactionId *writer)
-{
-	CHECK_FOR_INTERRUPTS();
-	if (!index_getnext_slot(scan->scan, scan->direction, slot))
-		return false;
-	*writer = outbox_row_writer(&scan->snapshot);
-	return true;
+	while (index_getnext_tid(scan->scan, scan->direction) != NULL)
+	{
+		CHECK_FOR_INTERRUPTS();
+		scan->scan->xs_heap_continue = false;
+		if (index_fetch_heap(scan->scan, scan->slot))
+			return true;
+		scan->ngone++;
+	}
+	return false;
 }
 
 static int64
@@ -145,378 +140,149 @@ row_seq(TupleTableSlot *slot)
 	return DatumGetInt64(outbox_row_get(slot, Q_STREAM_SEQ));
 }
 
-static pg_uuid_t
-row_owner(TupleTableSlot *slot)
+static bool
+row_is_leased(TupleTableSlot *slot)
 {
-	return *DatumGetUUIDP(outbox_row_get(slot, Q_OWNER_TOKEN));
+	return DatumGetInt16(outbox_row_get(slot, Q_STATUS)) == OUTBOX_IN_PROGRESS;
+}
+
+static bool
+row_is_leased_to(TupleTableSlot *slot, const pg_uuid_t *owner)
+{
+	return row_is_leased(slot) &&
+		outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(slot, Q_OWNER_TOKEN)),
+						  owner);
 }
 
 static LineState
-line_state(OutboxStreamScan *scan, TupleTableSlot *slot)
+line_state(OutboxStreamScan *scan)
 {
 	if (TransactionIdIsValid(scan->snapshot.xmin))
-		return outbox_row_is_update(slot) ? LINE_CHANGING : LINE_ARRIVING;
+		return outbox_row_is_update(scan->slot) ? LINE_CHANGING : LINE_ARRIVING;
 	if (TransactionIdIsValid(scan->snapshot.xmax))
 		return LINE_CHANGING;
-	return DatumGetInt16(outbox_row_get(slot, Q_STATUS)) == OUTBOX_IN_PROGRESS ?
-		LINE_LEASED : LINE_WAITING;
-}
-
-/* ---------------------------------------------------------------------- */
-/* Doubts                                                                 */
-/* ---------------------------------------------------------------------- */
-
-/* Have the stream arranged when "writer" has ended. */
-static void
-leave_doubt(OutboxTable *queue, const pg_uuid_t *stream, TransactionId writer)
-{
-	const OutboxCatalog *catalog = outbox_catalog();
-	OutboxTable doubts;
-	TupleTableSlot *row;
-
-	outbox_table_open(&doubts, catalog->stream_doubts, S_NATTS);
-	row = outbox_table_new_row(&doubts);
-	outbox_row_set(row, S_ID,
-				   Int64GetDatum(nextval_internal(catalog->sequence, false)));
-	outbox_row_set(row, S_WAITS_FOR, TransactionIdGetDatum(writer));
-	outbox_row_set(row, S_STORE, Int16GetDatum(queue->store->kind));
-	outbox_row_set(row, S_STREAM_ID, UUIDPGetDatum(stream));
-	outbox_table_insert(&doubts, row);
-	ExecDropSingleTupleTableSlot(row);
-	outbox_table_close(&doubts);
-	outbox_doubts_report(RelationGetRelid(queue->rel));
-}
-
-/* ---------------------------------------------------------------------- */
-/* Arranging                                                              */
-/* ---------------------------------------------------------------------- */
-
-/*
- * Put a waiting row where it belongs, taking its lease away if it has one.
- * False if somebody else has his hand on it.
- */
-static bool
-put_row(OutboxTable *queue, TupleTableSlot *old, int64 lane,
-		TimestampTz ready_at, TimestampTz now, TransactionId *writer)
-{
-	TupleTableSlot *row = outbox_table_new_row(queue);
-	OutboxRowResult result;
-
-	outbox_new_row_from(row, old);
-	outbox_row_set(row, Q_LANE, Int64GetDatum(lane));
-	outbox_row_set(row, Q_READY_AT, TimestampTzGetDatum(ready_at));
-	outbox_row_set(row, Q_UPDATED_AT, TimestampTzGetDatum(now));
-	if (DatumGetInt16(outbox_row_get(old, Q_STATUS)) == OUTBOX_IN_PROGRESS)
-	{
-		/* the attempt was cut short, so it does not count */
-		outbox_row_set(row, Q_STATUS, Int16GetDatum(OUTBOX_READY));
-		outbox_row_set(row, Q_WAIVED,
-					   Int32GetDatum(DatumGetInt32(outbox_row_get(old, Q_WAIVED)) + 1));
-		outbox_row_set_null(row, Q_OWNER_TOKEN);
-		outbox_row_set_null(row, Q_LOCKED_UNTIL);
-	}
-	result = outbox_queue_update(queue, old, row, false, writer);
-	ExecDropSingleTupleTableSlot(row);
-	return result == OUTBOX_ROW_OK || result == OUTBOX_ROW_REFUSED;
-}
-
-static bool
-park_row(OutboxTable *queue, TupleTableSlot *old, TimestampTz now,
-		 TransactionId *writer)
-{
-	return put_row(queue, old, outbox_queue_topic_lane(old), DT_NOEND, now, writer);
-}
-
-/* Put the first waiting row of a line into its lane, unless it is there. */
-static bool
-put_first(OutboxTable *queue, TupleTableSlot *first, const pg_uuid_t *holder,
-		  TimestampTz now, TransactionId *writer)
-{
-	int64		lane;
-	TimestampTz next = DatumGetTimestampTz(outbox_row_get(first,
-														  Q_NEXT_ATTEMPT_AT));
-	TimestampTz ready = DatumGetTimestampTz(outbox_row_get(first, Q_READY_AT));
-	bool		leased;
-
-	lane = holder != NULL ? outbox_owner_lane(holder) :
-		outbox_queue_topic_lane(first);
-	leased = DatumGetInt16(outbox_row_get(first, Q_STATUS)) == OUTBOX_IN_PROGRESS;
-	if (!leased && DatumGetInt64(outbox_row_get(first, Q_LANE)) == lane &&
-		(ready != DT_NOEND || next == DT_NOEND))
-		return true;
-	return put_row(queue, first, lane, Max(next, now), now, writer);
+	return row_is_leased(scan->slot) ? LINE_LEASED : LINE_WAITING;
 }
 
 /*
- * Arrange one stream.  leases_ended: a lease may have ended before its
- * message did, so that what lies behind must be looked at even if the line
- * begins with a lease.  False if another transaction is in the way.
+ * A row that is moved in its lane while a dirty snapshot is used can escape it: the
+ * old version was gone already, and the index entry of the new one was not yet
+ * there when that page was read.  So where a walk has seen that something was gone,
+ * a snapshot tells whether it has missed a row that is of interest; without a test,
+ * any is.
  */
 static bool
-arrange(OutboxStreamScan *scan, TupleTableSlot *slot, const pg_uuid_t *stream,
-		TimestampTz now, bool leases_ended, TransactionId *writer)
+has_escaped(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
+			int64 seq, RowTest is_of_interest, void *arg)
 {
-	int64		last_seq = 0;
-	bool		held = false;
-	bool		first_seen = false;
-	pg_uuid_t	holder;
+	int			ngone = scan->ngone;
+	bool		escaped = false;
+	Snapshot	snapshot;
 
-	outbox_stream_seek_after(scan, stream, 0);
-	while (outbox_stream_next(scan, slot, writer))
-	{
-		LineState	state = line_state(scan, slot);
-		int64		seq = row_seq(slot);
-
-		if (state == LINE_CHANGING || state == LINE_ARRIVING)
-			return false;
-		if (seq <= last_seq)
-			continue;			/* a version that we have just written */
-		last_seq = seq;
-
-		if (!first_seen && state == LINE_LEASED)
-		{
-			pg_uuid_t	owner = row_owner(slot);
-
-			if (!held || outbox_uuid_equal(&owner, &holder))
-			{
-				holder = owner;
-				held = true;
-				if (!leases_ended)
-					return true;
-				continue;
-			}
-		}
-		if (!first_seen)
-		{
-			first_seen = true;
-			if (!put_first(scan->queue, slot, held ? &holder : NULL, now,
-						   writer))
-				return false;
-		}
-		else if (state == LINE_WAITING &&
-				 DatumGetTimestampTz(outbox_row_get(slot, Q_READY_AT)) == DT_NOEND)
-			return true;
-		else if (!park_row(scan->queue, slot, now, writer))
-			return false;
-	}
-	return true;
-}
-
-/*
- * Arrange the streams that this call has changed, and forget them.
- */
-void
-outbox_stream_arrange(OutboxTable *queue, OutboxStreamSet *set,
-					  TimestampTz now, bool leases_ended)
-{
-	OutboxStreamScan scan;
-	TupleTableSlot *slot;
-
-	if (set->n == 0)
-		return;
-	/* what the call has written so far may have to be written again */
+	if (ngone == 0)
+		return false;
+	/* what this call has removed is gone */
 	CommandCounterIncrement();
-	slot = outbox_table_slot(queue);
-	outbox_stream_scan_begin(&scan, queue);
-	for (int i = 0; i < set->n; i++)
-	{
-		TransactionId writer = InvalidTransactionId;
-
-		if (!arrange(&scan, slot, &set->streams[i], now, leases_ended, &writer))
-			leave_doubt(queue, &set->streams[i], writer);
-	}
-	outbox_stream_scan_end(&scan);
-	ExecDropSingleTupleTableSlot(slot);
-	set->n = 0;
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	scan->scan->xs_snapshot = snapshot;
+	seek(scan, stream, low, seq, BackwardScanDirection);
+	while (!escaped && next_row(scan))
+		escaped = is_of_interest == NULL || is_of_interest(scan->slot, arg);
+	ExecClearTuple(scan->slot);
+	/* before the snapshot goes, the scan must be off its page */
+	scan->scan->xs_snapshot = &scan->snapshot;
+	seek(scan, stream, low, seq, BackwardScanDirection);
+	UnregisterSnapshot(snapshot);
+	scan->ngone = ngone;
+	return escaped;
 }
 
-/* Remember a stream. */
-void
-outbox_stream_set_add(OutboxStreamSet *set, const pg_uuid_t *stream)
+/* The stream of a message, and its place there; false if it has none. */
+bool
+outbox_stream_of(TupleTableSlot *message, pg_uuid_t *stream, int64 *seq)
 {
-	/* calls that touch many streams often touch them in runs */
-	for (int i = set->n - 1; i >= 0 && i >= set->n - 4; i--)
-	{
-		if (outbox_uuid_equal(&set->streams[i], stream))
-			return;
-	}
-	if (set->n == set->max)
-	{
-		int			n = 0;
+	bool		isnull;
+	Datum		value = slot_getattr(message, Q_STREAM_ID, &isnull);
 
-		if (set->max == 0)
-		{
-			set->max = 16;
-			set->streams = palloc_array(pg_uuid_t, set->max);
-		}
-		else
-		{
-			qsort(set->streams, set->n, sizeof(pg_uuid_t), outbox_uuid_qsort_cmp);
-			for (int i = 0; i < set->n; i++)
-			{
-				if (i == 0 ||
-					!outbox_uuid_equal(&set->streams[i], &set->streams[n - 1]))
-					set->streams[n++] = set->streams[i];
-			}
-			set->n = n;
-			if (n > set->max / 2)
-			{
-				set->max *= 2;
-				set->streams = repalloc(set->streams,
-										set->max * sizeof(pg_uuid_t));
-			}
-		}
-	}
-	set->streams[set->n++] = *stream;
-}
-
-/*
- * Read a live table's doubts that can be settled now.  *any: there are doubts
- * at all, even if they are not committed yet.
- */
-static List *
-read_doubts(OutboxTable *doubts, OutboxStoreKind kind, bool *any)
-{
-	TupleTableSlot *slot = outbox_table_slot(doubts);
-	List	   *result = NIL;
-	SnapshotData dirty;
-	TableScanDesc scan;
-
-	*any = false;
-	InitDirtySnapshot(dirty);
-	scan = table_beginscan(doubts->rel, &dirty, 0, NULL);
-	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
-	{
-		TransactionId writer;
-
-		if (DatumGetInt16(outbox_row_get(slot, S_STORE)) != kind)
-			continue;
-		writer = DatumGetTransactionId(outbox_row_get(slot, S_WAITS_FOR));
-		*any = true;
-		if (!TransactionIdIsValid(outbox_row_writer(&dirty)) &&
-			outbox_xact_has_ended(writer))
-			result = lappend(result, ExecCopySlotHeapTuple(slot));
-	}
-	table_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
-	return result;
-}
-
-/*
- * Arrange the streams that were left in doubt by transactions that have ended
- * since.  To be called before a claim.
- */
-void
-outbox_stream_settle_doubts(OutboxTable *queue, TimestampTz now)
-{
-	uint32		seen;
-	bool		any;
-	OutboxTable doubts;
-	OutboxStreamScan scan;
-	TupleTableSlot *doubt;
-	TupleTableSlot *slot;
-	List	   *tuples;
-	ListCell   *lc;
-
-	if (!outbox_doubts_may_exist(RelationGetRelid(queue->rel), &seen))
-		return;
-	outbox_table_open(&doubts, outbox_catalog()->stream_doubts, S_NATTS);
-	tuples = read_doubts(&doubts, queue->store->kind, &any);
-	if (!any)
-		outbox_doubts_none(RelationGetRelid(queue->rel), seen);
-
-	doubt = MakeSingleTupleTableSlot(RelationGetDescr(doubts.rel),
-									 &TTSOpsHeapTuple);
-	slot = outbox_table_slot(queue);
-	outbox_stream_scan_begin(&scan, queue);
-	foreach(lc, tuples)
-	{
-		pg_uuid_t	stream;
-		TransactionId writer;
-
-		ExecStoreHeapTuple(lfirst(lc), doubt, true);
-		stream = *DatumGetUUIDP(outbox_row_get(doubt, S_STREAM_ID));
-		if (outbox_table_delete(&doubts, doubt, false, &writer) == OUTBOX_ROW_OK &&
-			!arrange(&scan, slot, &stream, now, true, &writer))
-			leave_doubt(queue, &stream, writer);
-		/* the same stream may come again */
-		CommandCounterIncrement();
-	}
-	outbox_stream_scan_end(&scan);
-	ExecDropSingleTupleTableSlot(slot);
-	ExecDropSingleTupleTableSlot(doubt);
-	list_free(tuples);
-	outbox_table_close(&doubts);
+	if (isnull)
+		return false;
+	*stream = *DatumGetUUIDP(value);
+	*seq = row_seq(message);
+	return true;
 }
 
 /* ---------------------------------------------------------------------- */
 /* Enqueueing                                                             */
 /* ---------------------------------------------------------------------- */
 
+static int64
+entry_seq(OutboxStreamScan *scan)
+{
+	bool		isnull;
+
+	return DatumGetInt64(index_getattr(scan->scan->xs_itup, 2,
+									   RelationGetDescr(scan->index), &isnull));
+}
+
 /*
- * Look at the end of the line.  False if another transaction, *inserter, has
- * enqueued there and not yet ended.
+ * Look at the last places that were given out, back to "low".  False if a message
+ * there was inserted by a transaction, *inserter, that has not ended.
+ *
+ * What was inserted before a message that is there had been committed when that one
+ * was inserted.  So one such message is enough to know; but not its new version,
+ * which its own transaction may have made of it, and behind which the old one is
+ * still found.
  */
 static bool
-look_at_tail(OutboxStreamScan *scan, TupleTableSlot *slot,
-			 OutboxStreamTurn *turn, TransactionId *inserter)
+look_at_last(OutboxStreamScan *scan, OutboxStreamTurn *turn, int64 low,
+			 TransactionId *inserter)
 {
-	TransactionId writer;
-	TransactionId own;
+	bool		decided = false;
+	int64		decided_seq = 0;
 
-	turn->place = OUTBOX_PLACE_READY;
-	turn->writer = InvalidTransactionId;
-	turn->own_tail = false;
-	turn->tail_seq = 0;
-	outbox_stream_seek_before(scan, &turn->stream, PG_INT64_MAX);
-	while (outbox_stream_next(scan, slot, &writer))
+	seek(scan, &turn->stream, low, PG_INT64_MAX, BackwardScanDirection);
+	while (index_getnext_tid(scan->scan, BackwardScanDirection) != NULL)
 	{
-		LineState	state = line_state(scan, slot);
-		int64		seq = row_seq(slot);
+		int64		seq = entry_seq(scan);
 
-		if (turn->tail_seq != 0 && seq != turn->tail_seq)
-			break;
-		turn->tail_seq = seq;
-		if (state == LINE_ARRIVING)
+		CHECK_FOR_INTERRUPTS();
+		turn->last_seq = Max(turn->last_seq, seq);
+		turn->is_new = false;
+		if (decided && seq != decided_seq)
+			return true;
+		scan->scan->xs_heap_continue = false;
+		if (!index_fetch_heap(scan->scan, scan->slot))
 		{
-			*inserter = writer;
-			return false;
-		}
-		if (state == LINE_CHANGING)
-		{
-			/* there may be another version of this row: look on */
-			turn->place = OUTBOX_PLACE_PARKED;
-			turn->writer = writer;
+			scan->ngone++;
 			continue;
 		}
-		if (state == LINE_LEASED)
+		if (line_state(scan) == LINE_ARRIVING)
 		{
-			turn->place = OUTBOX_PLACE_OWNER;
-			turn->owner = row_owner(slot);
+			*inserter = outbox_row_writer(&scan->snapshot);
+			return false;
 		}
-		else
-			turn->place = OUTBOX_PLACE_PARKED;
-		turn->own_tail = outbox_row_is_own(slot, &own);
-		break;
+		decided = true;
+		decided_seq = seq;
 	}
+	turn->is_empty = !decided &&
+		!has_escaped(scan, &turn->stream, low, PG_INT64_MAX, NULL, NULL);
 	return true;
 }
 
 /*
- * Wait for this transaction's turn to enqueue in a stream, and find out where
- * the message must lie.  What is inserted before outbox_stream_turn_end keeps
- * the turn until the end of the transaction.  True if we had to wait.
+ * Wait for this transaction's turn to enqueue in a stream.  The stream is locked
+ * until outbox_stream_turn_end; what is inserted before that keeps the turn until
+ * the end of the transaction.
  */
-bool
+void
 outbox_stream_turn_begin(OutboxTable *queue, const pg_uuid_t *stream,
 						 OutboxStreamTurn *turn)
 {
 	Oid			relid = RelationGetRelid(queue->rel);
-	uint32		hash = outbox_uuid_hash(stream);
-	TupleTableSlot *slot = outbox_table_slot(queue);
-	bool		waited = false;
+	OutboxStreamTicket ticket;
 
 	turn->stream = *stream;
+	turn->waited = false;
 	for (;;)
 	{
 		OutboxStreamScan scan;
@@ -524,120 +290,330 @@ outbox_stream_turn_begin(OutboxTable *queue, const pg_uuid_t *stream,
 		bool		ours;
 
 		CHECK_FOR_INTERRUPTS();
-		outbox_keylock_acquire(relid, hash);
+		outbox_keylock_acquire_long(relid, outbox_uuid_hash64(stream));
+		outbox_stream_cursor_get(relid, stream, &ticket);
+		turn->last_seq = ticket.low;
+		turn->is_new = ticket.low == PG_INT64_MIN;
+		turn->is_empty = false;
 		outbox_stream_scan_begin(&scan, queue);
-		ours = look_at_tail(&scan, slot, turn, &inserter);
+		ours = look_at_last(&scan, turn, ticket.low, &inserter);
 		outbox_stream_scan_end(&scan);
-		ExecClearTuple(slot);
 		if (ours)
 			break;
-		outbox_keylock_release(relid, hash);
+		outbox_keylock_release_long(relid, outbox_uuid_hash64(stream));
 		outbox_xact_wait(inserter);
-		waited = true;
+		turn->waited = true;
 	}
-	ExecDropSingleTupleTableSlot(slot);
-	return waited;
+	/* all that was there is gone, so that nobody needs to look again */
+	if (turn->is_empty && !turn->is_new && !outbox_lane_has_moved(relid))
+		outbox_stream_cursor_raise(relid, stream, &ticket, turn->last_seq);
 }
 
-/*
- * Does the end of the line still look as it did when the turn began?  *writer
- * is who may be changing it.
- */
-static bool
-tail_unchanged(OutboxTable *queue, const OutboxStreamTurn *turn,
-			   TransactionId *writer)
+/* The next place in the stream, for the message with this id. */
+int64
+outbox_stream_turn_next(OutboxStreamTurn *turn, int64 id)
 {
-	TupleTableSlot *slot = outbox_table_slot(queue);
-	OutboxStreamScan scan;
-	bool		unchanged = false;
-
-	*writer = InvalidTransactionId;
-	outbox_stream_scan_begin(&scan, queue);
-	outbox_stream_seek_before(&scan, &turn->stream, turn->tail_seq + 1);
-	if (outbox_stream_next(&scan, slot, writer) &&
-		row_seq(slot) == turn->tail_seq)
-	{
-		LineState	state = line_state(&scan, slot);
-
-		if (turn->place == OUTBOX_PLACE_PARKED)
-			unchanged = state == LINE_WAITING;
-		else if (state == LINE_LEASED)
-		{
-			pg_uuid_t	owner = row_owner(slot);
-
-			unchanged = outbox_uuid_equal(&owner, &turn->owner);
-		}
-	}
-	outbox_stream_scan_end(&scan);
-	ExecDropSingleTupleTableSlot(slot);
-	return unchanged;
+	turn->last_seq = Max(id, turn->last_seq == PG_INT64_MIN ? id :
+						 turn->last_seq + 1);
+	return turn->last_seq;
 }
 
-/*
- * The messages are in.  Make sure that what we have built on still stands: it
- * does if there was nothing before us, or a message of our own.
- */
+/* The messages are in the index. */
 void
 outbox_stream_turn_end(OutboxTable *queue, const OutboxStreamTurn *turn)
 {
-	TransactionId writer = turn->writer;
+	Oid			relid = RelationGetRelid(queue->rel);
 
-	if (TransactionIdIsValid(writer) ||
-		(turn->place != OUTBOX_PLACE_READY && !turn->own_tail &&
-		 !tail_unchanged(queue, turn, &writer)))
-		leave_doubt(queue, &turn->stream, writer);
-	outbox_keylock_release(RelationGetRelid(queue->rel),
-						   outbox_uuid_hash(&turn->stream));
-}
-
-/*
- * The message will be inserted by somebody else, after our return.  Nobody
- * will look whether things have changed meanwhile, so have it looked at later
- * in any case; and keep the bucket, because there is no row yet to stand for
- * our turn.
- */
-void
-outbox_stream_turn_keep(OutboxTable *queue, OutboxStreamTurn *turn)
-{
-	if (turn->place == OUTBOX_PLACE_READY)
-		return;
-	turn->place = OUTBOX_PLACE_PARKED;
-	leave_doubt(queue, &turn->stream, turn->writer);
+	/* all that is known of its places may be out of date */
+	if (turn->is_new)
+		outbox_stream_cursor_forget(relid, &turn->stream);
+	outbox_keylock_release_long(relid, outbox_uuid_hash64(&turn->stream));
 }
 
 /* ---------------------------------------------------------------------- */
 /* Claiming                                                               */
 /* ---------------------------------------------------------------------- */
 
+/* Who wants to claim, and when. */
+typedef struct Claimant
+{
+	const pg_uuid_t *owner;
+	TimestampTz now;
+} Claimant;
+
+/* Is this row anything but a lease of the claimant with time left? */
+static bool
+row_is_not_held(TupleTableSlot *slot, void *arg)
+{
+	const Claimant *claimant = arg;
+
+	return !row_is_leased_to(slot, claimant->owner) ||
+		DatumGetTimestampTz(outbox_row_get(slot, Q_LOCKED_UNTIL)) <= claimant->now;
+}
+
+/* Walk back from a message; what decides is the nearest that is not ours. */
+static void
+walk_before(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
+			int64 seq, Claimant *claimant, OutboxStreamView *view)
+{
+	view->verdict = OUTBOX_STREAM_CLEAR;
+	view->first = true;
+	seek(scan, stream, low, seq, BackwardScanDirection);
+	while (next_row(scan))
+	{
+		LineState	state = line_state(scan);
+
+		view->first = false;
+		if (state == LINE_LEASED && !row_is_not_held(scan->slot, claimant))
+			continue;
+		if (state == LINE_CHANGING || state == LINE_ARRIVING)
+		{
+			view->verdict = OUTBOX_STREAM_UNDECIDED;
+			view->writer = outbox_row_writer(&scan->snapshot);
+		}
+		else if (state == LINE_LEASED)
+		{
+			view->verdict = OUTBOX_STREAM_HELD;
+			view->holder = *DatumGetUUIDP(outbox_row_get(scan->slot,
+														 Q_OWNER_TOKEN));
+		}
+		else
+			view->verdict = OUTBOX_STREAM_BLOCKED;
+		return;
+	}
+}
+
 /*
- * May this message be handed to this owner now?  Only if everything before it
- * in its stream is his, with time left.
+ * May this message be claimed by this owner now?  Only if everything before it in
+ * its stream is leased to him, with time left.  held_to: up to there that is known
+ * already.
  */
-OutboxStreamVerdict
-outbox_stream_check(OutboxStreamScan *scan, TupleTableSlot *message,
-					TupleTableSlot *scratch, const pg_uuid_t *owner,
-					TimestampTz now, TransactionId *writer)
+void
+outbox_stream_look_before(OutboxStreamScan *scan, TupleTableSlot *message,
+						  const pg_uuid_t *owner, int64 held_to,
+						  TimestampTz now, OutboxStreamView *view)
+{
+	Oid			relid = RelationGetRelid(scan->queue->rel);
+	pg_uuid_t	stream = *DatumGetUUIDP(outbox_row_get(message, Q_STREAM_ID));
+	int64		seq = row_seq(message);
+	Claimant	claimant = {.owner = owner,.now = now};
+	OutboxStreamTicket ticket;
+	int64		low;
+
+	outbox_stream_cursor_get(relid, &stream, &ticket);
+	low = Max(ticket.low, held_to != PG_INT64_MIN ? held_to + 1 : PG_INT64_MIN);
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		walk_before(scan, &stream, low, seq, &claimant, view);
+	} while (view->verdict == OUTBOX_STREAM_CLEAR &&
+			 has_escaped(scan, &stream, low, seq, row_is_not_held, &claimant));
+
+	if (view->verdict == OUTBOX_STREAM_CLEAR && view->first &&
+		scan->ngone > 0 && held_to == PG_INT64_MIN &&
+		!outbox_lane_has_moved(relid))
+		outbox_stream_cursor_raise(relid, &stream, &ticket, seq);
+	if (held_to != PG_INT64_MIN)
+		view->first = false;
+}
+
+/*
+ * Find the next row of a stream after a place; it is in scan->slot.  *writer is
+ * the transaction that has inserted it, or is changing it.
+ */
+bool
+outbox_stream_look_behind(OutboxStreamScan *scan, const pg_uuid_t *stream,
+						  int64 seq, TransactionId *writer)
+{
+	seek(scan, stream, seq + 1, PG_INT64_MAX, ForwardScanDirection);
+	if (!next_row(scan))
+		return false;
+	*writer = outbox_row_writer(&scan->snapshot);
+	return true;
+}
+
+/*
+ * Can a message that was handed out before be handed out again?  Not while a lease
+ * behind it is being settled.
+ */
+bool
+outbox_stream_is_free_behind(OutboxStreamScan *scan, TupleTableSlot *message,
+							 TransactionId *writer)
 {
 	pg_uuid_t	stream = *DatumGetUUIDP(outbox_row_get(message, Q_STREAM_ID));
-	int64		last_seq = row_seq(message);
-	OutboxStreamVerdict verdict = OUTBOX_STREAM_CLEAR;
 
-	outbox_stream_seek_before(scan, &stream, last_seq);
-	while (verdict == OUTBOX_STREAM_CLEAR &&
-		   outbox_stream_next(scan, scratch, writer))
+	seek(scan, &stream, row_seq(message) + 1, PG_INT64_MAX, ForwardScanDirection);
+	while (next_row(scan))
 	{
-		LineState	state = line_state(scan, scratch);
-		pg_uuid_t	holder;
+		LineState	state = line_state(scan);
 
-		if (state == LINE_LEASED)
-			holder = row_owner(scratch);
-		if (state == LINE_CHANGING || state == LINE_ARRIVING)
-			verdict = OUTBOX_STREAM_DOUBT;
-		else if (state == LINE_WAITING || !outbox_uuid_equal(&holder, owner) ||
-				 DatumGetTimestampTz(outbox_row_get(scratch,
-													Q_LOCKED_UNTIL)) <= now)
-			verdict = OUTBOX_STREAM_BLOCKED;
+		if (state == LINE_CHANGING && row_is_leased(scan->slot))
+		{
+			*writer = outbox_row_writer(&scan->snapshot);
+			return false;
+		}
+		if (state != LINE_LEASED)
+			break;
 	}
-	ExecClearTuple(scratch);
-	return verdict;
+	return true;
+}
+
+/*
+ * Take away the leases behind a place in a stream: the message there was handed
+ * out again, and those must not be finished before it.  The attempts that were
+ * cut short do not count.
+ */
+void
+outbox_stream_revoke_behind(OutboxStreamScan *scan, const pg_uuid_t *stream,
+							int64 seq, TimestampTz now)
+{
+	TupleTableSlot *row = outbox_table_new_row(scan->queue);
+	TransactionId writer;
+
+	/* what this call has written may have to be written again */
+	CommandCounterIncrement();
+	seek(scan, stream, seq + 1, PG_INT64_MAX, ForwardScanDirection);
+	while (next_row(scan))
+	{
+		/* the version that we have just written has an entry, too */
+		if (row_seq(scan->slot) == seq)
+			continue;
+		if (line_state(scan) != LINE_LEASED)
+			break;
+		seq = row_seq(scan->slot);
+		outbox_queue_make_ready(row, scan->slot,
+								DatumGetTimestampTz(outbox_row_get(scan->slot,
+																   Q_NEXT_ATTEMPT_AT)),
+								now);
+		outbox_row_set(row, Q_WAIVED,
+					   Int32GetDatum(DatumGetInt32(outbox_row_get(scan->slot,
+																  Q_WAIVED)) + 1));
+		/* if it is being changed after all, whoever does so is told */
+		(void) outbox_queue_update(scan->queue, scan->slot, row, false, &writer);
+	}
+	ExecDropSingleTupleTableSlot(row);
+}
+
+/* This message has gone back. */
+void
+outbox_stream_gone_back(OutboxGoneBack *list, TupleTableSlot *message)
+{
+	pg_uuid_t	stream;
+	int64		seq;
+
+	if (!outbox_stream_of(message, &stream, &seq))
+		return;
+	outbox_grow(list->places, list->n, list->max);
+	list->places[list->n].stream = stream;
+	list->places[list->n++].seq = seq;
+}
+
+/* Take away the leases behind messages that have gone back. */
+void
+outbox_stream_revoke_all(OutboxTable *queue, OutboxGoneBack *list,
+						 TimestampTz now)
+{
+	OutboxStreamScan scan;
+
+	if (list->n == 0)
+		return;
+	outbox_stream_scan_begin(&scan, queue);
+	for (int i = 0; i < list->n; i++)
+		outbox_stream_revoke_behind(&scan, &list->places[i].stream,
+									list->places[i].seq, now);
+	outbox_stream_scan_end(&scan);
+}
+
+/* ---------------------------------------------------------------------- */
+/* Settling                                                               */
+/* ---------------------------------------------------------------------- */
+
+/* What the walk for outbox_stream_lease_stands has to find out. */
+typedef struct LeaseCheck
+{
+	const pg_uuid_t *owner;
+	OutboxStreamTest settled;
+	void	   *arg;
+	bool		first;			/* nothing is before the message */
+} LeaseCheck;
+
+/* Does this row stand in the way of what is behind it? */
+static bool
+row_is_in_the_way(TupleTableSlot *slot, void *arg)
+{
+	const LeaseCheck *check = arg;
+
+	return !row_is_leased_to(slot, check->owner) &&
+		!check->settled(DatumGetInt64(outbox_row_get(slot, Q_ID)), check->arg);
+}
+
+static bool
+all_before_is_held(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
+				   int64 seq, LeaseCheck *check)
+{
+	check->first = true;
+	seek(scan, stream, low, seq, BackwardScanDirection);
+	while (next_row(scan))
+	{
+		if (line_state(scan) == LINE_ARRIVING)
+			continue;
+		check->first = false;
+		/* of one that is being changed this is how it was before */
+		if (row_is_in_the_way(scan->slot, check))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Does the lease of this message stand, as far as its stream goes?  Everything
+ * before it must be leased to the same owner, with or without time left.
+ * checked_to: up to there that is known already.  Messages that the same call
+ * settles are passed over.
+ */
+bool
+outbox_stream_lease_stands(OutboxStreamScan *scan, TupleTableSlot *message,
+						   const pg_uuid_t *owner, int64 checked_to,
+						   OutboxStreamTest settled, void *arg)
+{
+	Oid			relid = RelationGetRelid(scan->queue->rel);
+	pg_uuid_t	stream = *DatumGetUUIDP(outbox_row_get(message, Q_STREAM_ID));
+	int64		seq = row_seq(message);
+	LeaseCheck	check = {.owner = owner,.settled = settled,.arg = arg};
+	OutboxStreamTicket ticket;
+	int64		low;
+
+	outbox_stream_cursor_get(relid, &stream, &ticket);
+	low = Max(ticket.low, checked_to != PG_INT64_MIN ? checked_to + 1 : PG_INT64_MIN);
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!all_before_is_held(scan, &stream, low, seq, &check))
+			return false;
+	} while (has_escaped(scan, &stream, low, seq, row_is_in_the_way, &check));
+	if (check.first && checked_to == PG_INT64_MIN && scan->ngone > 0)
+		outbox_stream_cursor_note(relid, &stream, &ticket, seq);
+	return true;
+}
+
+/*
+ * A message has ended, and is deleted.  The next one of its stream may be
+ * claimable when this transaction has committed.
+ */
+void
+outbox_stream_ended(OutboxStreamScan *scan, TupleTableSlot *message)
+{
+	Oid			relid = RelationGetRelid(scan->queue->rel);
+	pg_uuid_t	stream = *DatumGetUUIDP(outbox_row_get(message, Q_STREAM_ID));
+	OutboxPlace place;
+	OutboxKey	key;
+
+	seek(scan, &stream, row_seq(message) + 1, PG_INT64_MAX, ForwardScanDirection);
+	/* if it is leased, its own end will be reported */
+	if (!next_row(scan) || line_state(scan) == LINE_LEASED)
+		return;
+	outbox_queue_place(scan->slot, &place);
+	key = outbox_queue_key(scan->slot);
+	if (key.at != DT_NOEND)
+		outbox_lane_note_new(relid, &place, key, key, 1);
 }

@@ -9,6 +9,7 @@
 
 #include "access/genam.h"
 #include "access/relscan.h"
+#include "executor/tuptable.h"
 #include "utils/snapshot.h"
 #include "utils/uuid.h"
 
@@ -21,74 +22,95 @@ typedef struct OutboxStreamScan
 	Relation	index;
 	IndexScanDesc scan;
 	SnapshotData snapshot;
-	ScanKeyData keys[2];
+	ScanKeyData keys[3];
 	ScanDirection direction;
+	pg_uuid_t	stream;			/* at hand */
+	int			ngone;			/* entries passed that are gone */
+	TupleTableSlot *slot;		/* the row at hand */
 } OutboxStreamScan;
 
-/* May a message be handed to an owner, as far as its stream goes? */
+/* May a message be claimed by an owner, as far as its stream goes? */
 typedef enum OutboxStreamVerdict
 {
 	OUTBOX_STREAM_CLEAR,
-	OUTBOX_STREAM_BLOCKED,
-	OUTBOX_STREAM_DOUBT			/* ask again when *writer has ended */
+	OUTBOX_STREAM_BLOCKED,		/* by one that waits */
+	OUTBOX_STREAM_HELD,			/* by leases: only their owner may claim it */
+	OUTBOX_STREAM_UNDECIDED		/* until a transaction has ended */
 } OutboxStreamVerdict;
 
-/* Where the next message of a stream is to lie. */
-typedef enum OutboxStreamPlace
+/* What is before a message in its stream. */
+typedef struct OutboxStreamView
 {
-	OUTBOX_PLACE_READY,			/* in its topic's lane */
-	OUTBOX_PLACE_OWNER,			/* in the lane of who holds all before it */
-	OUTBOX_PLACE_PARKED			/* out of the way */
-} OutboxStreamPlace;
+	OutboxStreamVerdict verdict;
+	bool		first;			/* nothing is */
+	pg_uuid_t	holder;			/* OUTBOX_STREAM_HELD: of the nearest lease */
+	TransactionId writer;		/* OUTBOX_STREAM_UNDECIDED */
+} OutboxStreamView;
 
-/* A stream in which this transaction may enqueue now. */
+/* The right to enqueue in a stream now. */
 typedef struct OutboxStreamTurn
 {
 	pg_uuid_t	stream;
-	OutboxStreamPlace place;
-	pg_uuid_t	owner;			/* if OUTBOX_PLACE_OWNER */
-	TransactionId writer;		/* who may yet make "place" wrong */
-	bool		own_tail;		/* the message before is our own */
-	int64		tail_seq;		/* its place; 0: none */
+	int64		last_seq;		/* the largest place that was ever given out */
+	bool		is_new;			/* the index does not know the stream */
+	bool		is_empty;		/* no message is there */
+	bool		waited;
 } OutboxStreamTurn;
-
-/* Some streams, each once. */
-typedef struct OutboxStreamSet
-{
-	int			n;
-	int			max;
-	pg_uuid_t  *streams;
-} OutboxStreamSet;
 
 extern void outbox_stream_scan_begin(OutboxStreamScan *scan,
 									 OutboxTable *queue);
 extern void outbox_stream_scan_end(OutboxStreamScan *scan);
-extern void outbox_stream_seek_after(OutboxStreamScan *scan,
-									 const pg_uuid_t *stream, int64 seq);
-extern void outbox_stream_seek_before(OutboxStreamScan *scan,
-									  const pg_uuid_t *stream, int64 seq);
-extern bool outbox_stream_next(OutboxStreamScan *scan, TupleTableSlot *slot,
-							   TransactionId *writer);
 
-extern bool outbox_stream_turn_begin(OutboxTable *queue,
+extern void outbox_stream_turn_begin(OutboxTable *queue,
 									 const pg_uuid_t *stream,
 									 OutboxStreamTurn *turn);
+extern int64 outbox_stream_turn_next(OutboxStreamTurn *turn, int64 id);
 extern void outbox_stream_turn_end(OutboxTable *queue,
 								   const OutboxStreamTurn *turn);
-extern void outbox_stream_turn_keep(OutboxTable *queue,
-									OutboxStreamTurn *turn);
 
-extern OutboxStreamVerdict outbox_stream_check(OutboxStreamScan *scan,
-											   TupleTableSlot *message,
-											   TupleTableSlot *scratch,
-											   const pg_uuid_t *owner,
-											   TimestampTz now,
-											   TransactionId *writer);
+extern void outbox_stream_look_before(OutboxStreamScan *scan,
+									  TupleTableSlot *message,
+									  const pg_uuid_t *owner, int64 held_to,
+									  TimestampTz now,
+									  OutboxStreamView *view);
+extern bool outbox_stream_look_behind(OutboxStreamScan *scan,
+									  const pg_uuid_t *stream, int64 seq,
+									  TransactionId *writer);
+extern bool outbox_stream_is_free_behind(OutboxStreamScan *scan,
+										 TupleTableSlot *message,
+										 TransactionId *writer);
+extern void outbox_stream_revoke_behind(OutboxStreamScan *scan,
+										const pg_uuid_t *stream, int64 seq,
+										TimestampTz now);
 
-extern void outbox_stream_set_add(OutboxStreamSet *set,
-								  const pg_uuid_t *stream);
-extern void outbox_stream_arrange(OutboxTable *queue, OutboxStreamSet *set,
-								  TimestampTz now, bool leases_ended);
-extern void outbox_stream_settle_doubts(OutboxTable *queue, TimestampTz now);
+/* Places in streams from which messages have gone back. */
+typedef struct OutboxGoneBack
+{
+	int			n;
+	int			max;
+	struct
+	{
+		pg_uuid_t	stream;
+		int64		seq;
+	}		   *places;
+} OutboxGoneBack;
+
+extern void outbox_stream_gone_back(OutboxGoneBack *list,
+									TupleTableSlot *message);
+extern void outbox_stream_revoke_all(OutboxTable *queue, OutboxGoneBack *list,
+									 TimestampTz now);
+
+/* Is this one of the messages that the call at hand settles? */
+typedef bool (*OutboxStreamTest) (int64 id, void *arg);
+
+extern bool outbox_stream_lease_stands(OutboxStreamScan *scan,
+									   TupleTableSlot *message,
+									   const pg_uuid_t *owner, int64 checked_to,
+									   OutboxStreamTest settled, void *arg);
+extern void outbox_stream_ended(OutboxStreamScan *scan,
+								TupleTableSlot *message);
+
+extern bool outbox_stream_of(TupleTableSlot *message, pg_uuid_t *stream,
+							 int64 *seq);
 
 #endif							/* OUTBOX_STREAM_H */

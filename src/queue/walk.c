@@ -2,15 +2,18 @@
  * walk.c
  *	  Walking the lanes of the ready index.
  *
- * A walk goes through what lane.c says has to be looked at, in the order of
- * the keys, with a dirty snapshot: only so can it tell what is gone from what
- * is being decided.  It passes by itself what is of no interest - leased,
- * uncommitted - and remembers what the lane has to know about it; at the rest
- * it stops, and its user says what became of the message:
+ * A walk goes through what lane.c says must be visited, in the order of the
+ * keys, with a dirty snapshot: only that can tell what is gone from what is being
+ * decided.  It passes by itself what is of no interest - leased, uncommitted - and
+ * remembers what the lane must know about it; at the rest it stops, and its user
+ * says what became of the message:
  *
- *	outbox_walk_changed	it was claimed, moved or removed by us
- *	outbox_walk_blocked	somebody else has his hand on it
- *	outbox_walk_left	it stays as it is; the cursor must not pass it
+ *	outbox_walk_changed		it was leased, moved or removed by us
+ *	outbox_walk_blocked		another transaction has locked it
+ *	outbox_walk_undecided	another transaction decides whether it is claimable
+ *	outbox_walk_passed		whoever makes it claimable will report it
+ *	outbox_walk_left_for	it stays as it is, for one owner
+ *	outbox_walk_left		it stays as it is, and the cursor must not pass it
  *
  * outbox_walk_end publishes what was found.
  */
@@ -18,6 +21,7 @@
 
 #include "access/relscan.h"
 #include "access/subtrans.h"
+#include "access/tableam.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "miscadmin.h"
@@ -30,13 +34,23 @@
 #include "outbox.h"
 #include "queue/queue.h"
 #include "queue/walk.h"
+#include "shmem/agenda.h"
+#include "shmem/directory.h"
+#include "shmem/epoch.h"
 #include "shmem/lane.h"
-#include "shmem/lane_directory.h"
+#include "shmem/lane_xact.h"
 #include "table/columns.h"
 #include "table/probe.h"
 #include "table/table.h"
 #include "util/grow.h"
+#include "util/guc.h"
 #include "util/hash.h"
+
+/* Lanes without memory are looked for among so many at a time. */
+#define LISTED_AT_A_TIME 16
+
+/* Lanes with leases that are walked at a time. */
+#define LEASED_AT_A_TIME 256
 
 /* ---------------------------------------------------------------------- */
 /* Ranges                                                                 */
@@ -49,7 +63,7 @@ cmp_range(const void *a, const void *b)
 						  ((const OutboxRange *) b)->lo);
 }
 
-/* What has to be looked at, in order and without overlaps. */
+/* What must be visited, in order and without overlaps. */
 static void
 make_ranges(OutboxWalk *walk)
 {
@@ -59,12 +73,11 @@ make_ranges(OutboxWalk *walk)
 	int			kept = 0;
 	OutboxRange *ranges;
 
-	ranges = palloc_array(OutboxRange, work->nholes + work->nbuckets + 1);
-	for (int i = 0; i < work->nholes; i++)
-		ranges[n++] = OUTBOX_MAKE(OutboxRange, work->holes[i].lo, work->holes[i].hi, false);
-	for (int i = 0; i < work->nbuckets; i++)
-		ranges[n++] = OUTBOX_MAKE(OutboxRange, work->buckets[i].lo, work->buckets[i].hi, false);
-	if (work->scan_main)
+	ranges = palloc_array(OutboxRange, work->nmarks + 1);
+	for (int i = 0; i < work->nmarks; i++)
+		ranges[n++] = OUTBOX_MAKE(OutboxRange, work->marks[i].record.lo,
+								  work->marks[i].record.hi, false);
+	if (work->scan_main && !outbox_key_lt(end, work->cursor))
 		ranges[n++] = OUTBOX_MAKE(OutboxRange, work->cursor, end, true);
 
 	if (n > 1)
@@ -87,65 +100,50 @@ make_ranges(OutboxWalk *walk)
 }
 
 /* ---------------------------------------------------------------------- */
-/* The index scan                                                         */
+/* Index scans                                                            */
 /* ---------------------------------------------------------------------- */
 
-/* Position the scan at the first entry of the lane that is >= (> ) lo. */
-static void
-position(OutboxWalk *walk, StrategyNumber strategy, OutboxKey lo,
-		 TimestampTz until)
+void
+outbox_walk_pool_begin(OutboxWalkPool *pool, OutboxTable *queue)
 {
-	ScanKey		row = walk->row_keys;
-
-	ScanKeyInit(&walk->keys[0], 1, BTEqualStrategyNumber, F_INT8EQ,
-				Int64GetDatum(walk->work.lane));
-
-	/* (ready_at, id) >= (lo.at, lo.id) */
-	ScanKeyEntryInitialize(&row[0], SK_ROW_MEMBER, 2, strategy, InvalidOid,
-						   InvalidOid, F_TIMESTAMPTZ_CMP,
-						   TimestampTzGetDatum(lo.at));
-	ScanKeyEntryInitialize(&row[1], SK_ROW_MEMBER | SK_ROW_END, 3, strategy,
-						   InvalidOid, InvalidOid, F_BTINT8CMP,
-						   Int64GetDatum(lo.id));
-	MemSet(&walk->keys[1], 0, sizeof(ScanKeyData));
-	walk->keys[1].sk_flags = SK_ROW_HEADER;
-	walk->keys[1].sk_attno = 2;
-	walk->keys[1].sk_strategy = strategy;
-	walk->keys[1].sk_argument = PointerGetDatum(row);
-
-	ScanKeyInit(&walk->keys[2], 2, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
-				TimestampTzGetDatum(until));
-	index_rescan(walk->scan, walk->keys, 3, NULL, 0);
-	walk->positioned = true;
+	pool->queue = queue;
+	pool->index = index_open(queue->store->ready, AccessShareLock);
+	pool->free = NULL;
 }
 
-/* When does the next entry of the lane come, dead or alive? */
-static TimestampTz
-peek_next_due(OutboxWalk *walk)
+void
+outbox_walk_pool_end(OutboxWalkPool *pool)
 {
-	bool		isnull;
-
-	/* the index alone tells: there may be many dead rows ahead */
-	walk->scan->xs_want_itup = true;
-	position(walk, BTGreaterStrategyNumber,
-			 OUTBOX_MAKE(OutboxKey, walk->now, PG_INT64_MAX), DT_NOEND);
-	if (index_getnext_tid(walk->scan, ForwardScanDirection) == NULL)
-		return DT_NOEND;
-	return DatumGetTimestampTz(index_getattr(walk->scan->xs_itup, 2,
-											 RelationGetDescr(walk->index),
-											 &isnull));
+	for (OutboxIndexScan *scan = pool->free; scan != NULL; scan = scan->next)
+	{
+		index_endscan(scan->scan);
+		ExecDropSingleTupleTableSlot(scan->slot);
+	}
+	index_close(pool->index, AccessShareLock);
 }
 
 static void
 open_scan(OutboxWalk *walk)
 {
+	OutboxWalkPool *pool = walk->pool;
+	OutboxIndexScan *scan = pool->free;
+
 	if (walk->scan != NULL)
 		return;
-	if (walk->slot == NULL)
-		walk->slot = outbox_table_slot(walk->queue);
-	InitDirtySnapshot(walk->snapshot);
-	walk->scan = outbox_index_beginscan(walk->queue->rel, walk->index,
-										&walk->snapshot, 3);
+	if (scan != NULL)
+		pool->free = scan->next;
+	else
+	{
+		scan = palloc0_object(OutboxIndexScan);
+		scan->slot = outbox_table_slot(pool->queue);
+		InitDirtySnapshot(scan->snapshot);
+		scan->scan = outbox_index_beginscan(pool->queue->rel, pool->index,
+											&scan->snapshot, 3);
+		/* the index alone says when the next message is due */
+		scan->scan->xs_want_itup = true;
+	}
+	walk->scan = scan;
+	walk->slot = scan->slot;
 	walk->positioned = false;
 }
 
@@ -155,8 +153,55 @@ close_scan(OutboxWalk *walk)
 	if (walk->scan == NULL)
 		return;
 	ExecClearTuple(walk->slot);
-	index_endscan(walk->scan);
+	walk->scan->next = walk->pool->free;
+	walk->pool->free = walk->scan;
 	walk->scan = NULL;
+}
+
+/*
+ * Position the scan at the first entry of the lane that is >= lo.  Unless it is
+ * to find out what comes after, it ends with those that are due until then.
+ */
+static void
+position(OutboxWalk *walk, OutboxKey lo, TimestampTz until, bool open_end)
+{
+	OutboxIndexScan *scan = walk->scan;
+	ScanKey		row = scan->row_keys;
+
+	ScanKeyInit(&scan->keys[0], 1, BTEqualStrategyNumber, F_INT8EQ,
+				Int64GetDatum(walk->work.place.lane));
+
+	/* (next_attempt_at, id) >= (lo.at, lo.id) */
+	ScanKeyEntryInitialize(&row[0], SK_ROW_MEMBER, 2,
+						   BTGreaterEqualStrategyNumber, InvalidOid,
+						   InvalidOid, F_TIMESTAMPTZ_CMP,
+						   TimestampTzGetDatum(lo.at));
+	ScanKeyEntryInitialize(&row[1], SK_ROW_MEMBER | SK_ROW_END, 3,
+						   BTGreaterEqualStrategyNumber, InvalidOid,
+						   InvalidOid, F_BTINT8CMP, Int64GetDatum(lo.id));
+	MemSet(&scan->keys[1], 0, sizeof(ScanKeyData));
+	scan->keys[1].sk_flags = SK_ROW_HEADER;
+	scan->keys[1].sk_attno = 2;
+	scan->keys[1].sk_strategy = BTGreaterEqualStrategyNumber;
+	scan->keys[1].sk_argument = PointerGetDatum(row);
+
+	ScanKeyInit(&scan->keys[2], 2, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
+				TimestampTzGetDatum(open_end ? DT_NOEND : until));
+	index_rescan(scan->scan, scan->keys, 3, NULL, 0);
+	walk->positioned = true;
+}
+
+/* The key of the index entry that the scan stands on. */
+static OutboxKey
+entry_key(OutboxWalk *walk)
+{
+	IndexTuple	entry = walk->scan->scan->xs_itup;
+	TupleDesc	desc = RelationGetDescr(walk->pool->index);
+	bool		isnull;
+
+	return OUTBOX_MAKE(OutboxKey,
+					   DatumGetTimestampTz(index_getattr(entry, 2, desc, &isnull)),
+					   DatumGetInt64(index_getattr(entry, 3, desc, &isnull)));
 }
 
 /* ---------------------------------------------------------------------- */
@@ -164,41 +209,41 @@ close_scan(OutboxWalk *walk)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Begin to walk along a lane.  False if there is nothing to look at; else the
- * walk must be ended.
+ * Begin to walk along a lane, or a part of one.  False if there is nothing to
+ * visit; else the walk must be ended.
  */
 bool
-outbox_walk_begin(OutboxWalk *walk, Oid relid, int64 lane, TimestampTz now,
-				  OutboxScanKind kind)
+outbox_walk_begin(OutboxWalk *walk, Oid relid, const OutboxPlace *place,
+				  uint64 token, TimestampTz now, OutboxScanKind kind)
 {
 	memset(walk, 0, sizeof(OutboxWalk));
-	if (!outbox_lane_begin(relid, lane, now, kind, &walk->work))
+	if (!outbox_lane_begin(relid, place, token, outbox_walk_uses_memory(relid),
+						   now, kind, &walk->work))
 		return false;
 	walk->now = now;
 	make_ranges(walk);
 	return true;
 }
 
-/* Give it the table and its ready index, before the first step. */
+/* Give it the index scans of the call, before the first step. */
 void
-outbox_walk_open(OutboxWalk *walk, OutboxTable *queue, Relation index)
+outbox_walk_open(OutboxWalk *walk, OutboxWalkPool *pool)
 {
-	walk->queue = queue;
-	walk->index = index;
+	walk->pool = pool;
 }
 
 /* Whose end decides what becomes of the row just read? */
 static TransactionId
 deciding_xid(OutboxWalk *walk)
 {
-	TransactionId inserter = walk->snapshot.xmin;
+	TransactionId inserter = walk->scan->snapshot.xmin;
 
 	if (!TransactionIdIsValid(inserter))
-		return walk->snapshot.xmax;
+		return walk->scan->snapshot.xmax;
 
 	/*
 	 * What was inserted after a savepoint is there when the whole transaction
-	 * commits, and not before; taken together such rows make one hole.  An
+	 * commits, and not before; taken together such rows make one mark.  An
 	 * update may be undone before that.
 	 */
 	if (!outbox_row_is_update(walk->slot))
@@ -207,35 +252,63 @@ deciding_xid(OutboxWalk *walk)
 }
 
 /*
+ * Is the row of this lane?  Tenants have lanes that are hashes, and another's
+ * could have the same number; it is visited by other scans.
+ */
+static bool
+is_at_place(OutboxWalk *walk)
+{
+	const OutboxPlace *place = &walk->work.place;
+	OutboxPlace of_row;
+
+	if (slot_attisnull(walk->slot, Q_TENANT_ID))
+		return place->tenant_hash == 0;
+	outbox_queue_place(walk->slot, &of_row);
+	return outbox_place_equal(&of_row, place);
+}
+
+/* A message that is leased.  Is it of interest? */
+static bool
+lease_of_interest(OutboxWalk *walk)
+{
+	OutboxLaneScan *work = &walk->work;
+	TimestampTz locked_until =
+	DatumGetTimestampTz(outbox_row_get(walk->slot, Q_LOCKED_UNTIL));
+	TransactionId own;
+
+	if (locked_until <= walk->now || work->kind == OUTBOX_SCAN_LEASES)
+		return true;
+	if (outbox_row_is_own(walk->slot, &own))
+		outbox_lane_found_own(work, walk->key, own, locked_until);
+	else
+		outbox_lane_found_lease(work, walk->key, locked_until);
+	return false;
+}
+
+/*
  * Look at the row just read: is it of interest?  If not, remember what the
- * lane has to know about it.
+ * lane must know about it.
  */
 static bool
 of_interest(OutboxWalk *walk)
 {
 	OutboxLaneScan *work = &walk->work;
-	TransactionId own;
-	TimestampTz locked_until;
+	const SnapshotData *seen = &walk->scan->snapshot;
 
-	/* a lease that somebody is changing is still there */
-	if (TransactionIdIsValid(walk->snapshot.xmin) ||
-		(TransactionIdIsValid(walk->snapshot.xmax) &&
-		 work->kind != OUTBOX_SCAN_LEASES))
+	if (!is_at_place(walk))
+		return false;
+	/* a lease that another transaction is changing is still there */
+	if (TransactionIdIsValid(seen->xmin) ||
+		(TransactionIdIsValid(seen->xmax) && work->kind != OUTBOX_SCAN_LEASES))
 	{
-		outbox_lane_found_hole(work, walk->key, deciding_xid(walk), false);
+		outbox_lane_found_undecided(work, walk->key, deciding_xid(walk));
 		return false;
 	}
-	if (DatumGetInt16(outbox_row_get(walk->slot, Q_STATUS)) != OUTBOX_IN_PROGRESS)
-		return work->kind == OUTBOX_SCAN_CLAIM;
-
-	locked_until = DatumGetTimestampTz(outbox_row_get(walk->slot,
-													  Q_LOCKED_UNTIL));
-	if (locked_until <= walk->now || work->kind == OUTBOX_SCAN_LEASES)
-		return true;
-	if (outbox_row_is_own(walk->slot, &own))
-		outbox_lane_found_hole(work, walk->key, own, true);
-	outbox_lane_found_lease(work, walk->key, locked_until);
-	return false;
+	if (DatumGetInt16(outbox_row_get(walk->slot, Q_STATUS)) == OUTBOX_IN_PROGRESS)
+		return lease_of_interest(walk);
+	if (work->kind == OUTBOX_SCAN_REAP)
+		outbox_lane_found_ready(work, walk->key);
+	return work->kind == OUTBOX_SCAN_CLAIM;
 }
 
 /* The next row of the range we are in; false at its end. */
@@ -244,25 +317,31 @@ next_row(OutboxWalk *walk)
 {
 	OutboxRange *range = &walk->ranges[walk->range];
 	OutboxLaneScan *work = &walk->work;
+	IndexScanDesc scan = walk->scan->scan;
 
 	if (!walk->positioned)
-		position(walk, BTGreaterEqualStrategyNumber,
-				 outbox_key_max(range->lo, work->passed),
-				 Min(range->hi.at, walk->now));
-	while (index_getnext_slot(walk->scan, ForwardScanDirection, walk->slot))
+		position(walk, outbox_key_max(range->lo, work->passed),
+				 Min(range->hi.at, walk->now), range->main);
+	while (index_getnext_tid(scan, ForwardScanDirection) != NULL)
 	{
-		walk->key = outbox_queue_key(walk->slot);
-		if (outbox_key_lt(range->hi, walk->key))
+		OutboxKey	key = entry_key(walk);
+
+		if (outbox_key_lt(range->hi, key))
+		{
+			/* whether it is dead does not matter: it is visited at that time */
+			if (range->main)
+				work->next_due = key.at;
 			break;
-		Assert(!outbox_key_lt(walk->key, range->lo));
+		}
+		Assert(!outbox_key_lt(key, range->lo));
 		/* an update that is not HOT leaves a second entry with the same key */
-		Assert(!outbox_key_lt(outbox_key_next(walk->key), work->passed));
-		work->passed = walk->key;
+		Assert(!outbox_key_lt(outbox_key_next(key), work->passed));
+		walk->key = work->passed = key;
 		/* of the versions of a row the first one tells all */
-		walk->scan->xs_heap_continue = false;
-		if (of_interest(walk))
+		scan->xs_heap_continue = false;
+		if (index_fetch_heap(scan, walk->slot) && of_interest(walk))
 			return true;
-		work->passed = outbox_key_next(walk->key);
+		work->passed = outbox_key_next(key);
 		CHECK_FOR_INTERRUPTS();
 	}
 	return false;
@@ -280,27 +359,23 @@ outbox_walk_next(OutboxWalk *walk)
 		OutboxRange *range = &walk->ranges[walk->range];
 		OutboxKey	end;
 
+		if (range->main)
+			work->next_due = DT_NOEND;
 		if (next_row(walk))
 			return true;
 		walk->positioned = false;
 		end = outbox_key_min(range->hi, OUTBOX_MAKE(OutboxKey, walk->now, PG_INT64_MIN));
 		work->passed = outbox_key_max(work->passed, outbox_key_next(end));
-		if (range->main)
-		{
-			work->exhausted = true;
-			if (work->slot != NULL)
-				work->next_due = peek_next_due(walk);
-			walk->positioned = false;
-		}
+		work->exhausted |= range->main;
 	}
 	close_scan(walk);
 	return false;
 }
 
 /*
- * Let go of the scan, but not of the place: there are limits to how many
- * pages one backend should have a hand on.  The next step leads to the same
- * message again, unless it is gone.
+ * Give the index scan back, but remember the place: there are limits to how many
+ * pages one session should have pinned.  The next step leads to the same message
+ * again, unless it is gone.
  */
 void
 outbox_walk_put_aside(OutboxWalk *walk)
@@ -312,9 +387,8 @@ outbox_walk_put_aside(OutboxWalk *walk)
 void
 outbox_walk_end(OutboxWalk *walk)
 {
-	close_scan(walk);
-	if (walk->slot != NULL)
-		ExecDropSingleTupleTableSlot(walk->slot);
+	if (walk->scan != NULL)
+		close_scan(walk);
 	outbox_lane_finish(&walk->work, walk->now);
 }
 
@@ -325,22 +399,34 @@ outbox_walk_end(OutboxWalk *walk)
 void
 outbox_walk_changed(OutboxWalk *walk, TimestampTz locked_until)
 {
-	Assert(outbox_key_cmp(walk->work.passed, walk->key) == 0);
-	outbox_lane_found_hole(&walk->work, walk->key, GetCurrentTransactionId(),
-						   true);
-	if (locked_until != 0)
-		outbox_lane_found_lease(&walk->work, walk->key, locked_until);
-	walk->work.passed = outbox_key_next(walk->key);
+	OutboxLaneScan *work = &walk->work;
+
+	Assert(outbox_key_cmp(work->passed, walk->key) == 0);
+	if (!work->tracked && locked_until != 0)
+		outbox_lane_note_lease(work->relid, &work->place, walk->key,
+							   locked_until);
+	else
+		outbox_lane_found_own(work, walk->key, GetCurrentTransactionId(),
+							  locked_until != 0 ? locked_until : DT_NOEND);
+	work->passed = outbox_key_next(walk->key);
 }
 
 /*
- * We could not change it.  It has to be looked at again when "blocker" has
- * ended; if that is not known, next time.
+ * We could not change it, because "blocker", or one of several transactions, has
+ * locked it.
  */
 void
 outbox_walk_blocked(OutboxWalk *walk, TransactionId blocker)
 {
-	outbox_lane_found_hole(&walk->work, walk->key, blocker, false);
+	outbox_lane_found_locked(&walk->work, walk->key, blocker);
+	walk->work.passed = outbox_key_next(walk->key);
+}
+
+/* Another transaction decides whether it can be claimed. */
+void
+outbox_walk_undecided(OutboxWalk *walk, TransactionId writer)
+{
+	outbox_lane_found_undecided(&walk->work, walk->key, writer);
 	walk->work.passed = outbox_key_next(walk->key);
 }
 
@@ -350,59 +436,226 @@ outbox_walk_left(OutboxWalk *walk)
 {
 	walk->work.limit = outbox_key_min(walk->work.limit, walk->key);
 	walk->work.passed = outbox_key_next(walk->key);
+	walk->work.lease_left |=
+		DatumGetInt16(outbox_row_get(walk->slot, Q_STATUS)) == OUTBOX_IN_PROGRESS;
+}
+
+/* It cannot be claimed, and whoever changes that will report it. */
+void
+outbox_walk_passed(OutboxWalk *walk)
+{
+	walk->work.passed = outbox_key_next(walk->key);
+}
+
+/* We have left it for one owner. */
+void
+outbox_walk_left_for(OutboxWalk *walk, uint64 token, bool shared)
+{
+	outbox_lane_found_part(&walk->work, walk->key, token, shared);
+	walk->work.passed = outbox_key_next(walk->key);
 }
 
 /* ---------------------------------------------------------------------- */
 /* Listing lanes                                                          */
 /* ---------------------------------------------------------------------- */
 
-/*
- * List the topic lanes of the index that pass the filter, hopping from each
- * to the next, and let everybody know them.
- */
-void
-outbox_walk_lanes(OutboxTable *queue, const OutboxLaneFilter *filter,
-				  int64 **lanes, int *nlanes)
+/* Does this session find lanes by the memory, where there is one? */
+bool
+outbox_walk_uses_memory(Oid relid)
 {
-	Oid			relid = RelationGetRelid(queue->rel);
-	Relation	index = index_open(queue->store->ready,
-								   AccessShareLock);
-	uint32		ticket = outbox_lanes_listing_begin(relid);
-	StrategyNumber strategy = BTGreaterEqualStrategyNumber;
-	RegProcedure compare = F_INT8GE;
-	int64		lane = PG_INT64_MIN;
-	int			max = 0;
+	uint64		life;
+
+	if (!outbox_use_cursor || outbox_lane_is_doubtful(relid))
+		return false;
+	if (!outbox_table_is_watched(relid, Q_NATTS, &life))
+	{
+		/* what others know may be wrong as well */
+		outbox_epoch_raise(relid);
+		return false;
+	}
+	outbox_directory_set_life(relid, life);
+	return true;
+}
+
+/*
+ * Must lanes be listed before they can be chosen?  Without memory always; else
+ * once.
+ */
+bool
+outbox_walk_must_list(Oid relid)
+{
+	OutboxListing listing;
+
+	if (!outbox_walk_uses_memory(relid))
+		return true;
+	return !outbox_listing_begin(relid, &listing) ?
+		listing.relid == InvalidOid : true;
+}
+
+/* Lanes that were found and have no place in memory. */
+typedef struct LaneList
+{
+	OutboxPlace *places;
+	int			n;
+	int			max;
+} LaneList;
+
+static void
+add_place(LaneList *list, const OutboxLaneFilter *filter,
+		  const OutboxPlace *place)
+{
+	if (!outbox_place_wanted(filter, place))
+		return;
+	outbox_grow(list->places, list->n, list->max);
+	list->places[list->n++] = *place;
+}
+
+/*
+ * Hop along the index from lane to lane, and give each a place in memory.  A lane
+ * of which all rows are gone is not seen.  Returns whether the end was reached.
+ */
+static bool
+hop_along_lanes(OutboxTable *queue, OutboxListing *listing, bool in_memory,
+				const OutboxLaneFilter *filter, LaneList *list)
+{
+	Relation	index = index_open(queue->store->ready, AccessShareLock);
+	TupleTableSlot *slot = outbox_table_slot(queue);
+	int64		lane = listing->from;
+	bool		any = lane == PG_INT64_MIN;
+	bool		at_end = false;
 	SnapshotData dirty;
 	IndexScanDesc scan;
 
-	*nlanes = 0;
-	*lanes = NULL;
 	InitDirtySnapshot(dirty);
 	scan = outbox_index_beginscan(queue->rel, index, &dirty, 1);
-	scan->xs_want_itup = true;
-	for (;;)
+	for (int n = 0; listing->whole || n < LISTED_AT_A_TIME; n++)
 	{
 		ScanKeyData key;
-		bool		isnull;
+		OutboxPlace place;
 
 		CHECK_FOR_INTERRUPTS();
-		ScanKeyInit(&key, 1, strategy, compare, Int64GetDatum(lane));
+		ScanKeyInit(&key, 1,
+					any ? BTGreaterEqualStrategyNumber : BTGreaterStrategyNumber,
+					any ? F_INT8GE : F_INT8GT, Int64GetDatum(lane));
 		index_rescan(scan, &key, 1, NULL, 0);
-		if (index_getnext_tid(scan, ForwardScanDirection) == NULL)
+		if (!index_getnext_slot(scan, ForwardScanDirection, slot))
+		{
+			at_end = true;
 			break;
-		lane = DatumGetInt64(index_getattr(scan->xs_itup, 1,
-										   RelationGetDescr(index), &isnull));
-		strategy = BTGreaterStrategyNumber;
-		compare = F_INT8GT;
-		outbox_lanes_listing_add(relid, lane);
-		if (!outbox_lane_is_topic(lane) || !outbox_lane_wanted(filter, lane))
-			continue;
-		outbox_grow(*lanes, *nlanes, max);
-		(*lanes)[(*nlanes)++] = lane;
+		}
+		any = false;
+		lane = DatumGetInt64(outbox_row_get(slot, Q_LANE));
+		outbox_queue_place(slot, &place);
+		place.lane = lane;
+		if (!in_memory || !outbox_listing_add(listing, &place))
+			add_place(list, filter, &place);
 	}
 	index_endscan(scan);
-	index_close(index, NoLock);
-	outbox_lanes_listing_end(relid, ticket);
+	ExecDropSingleTupleTableSlot(slot);
+	index_close(index, AccessShareLock);
+	return at_end;
+}
+
+/*
+ * List lanes from the index, so that they have a place in memory; if that was
+ * done before, and the caller does not want the whole list, only a few, of those
+ * that have found no place.  Returns those without a place that pass the filter:
+ * they must be scanned from their start.
+ */
+void
+outbox_walk_list(OutboxTable *queue, const OutboxLaneFilter *filter, bool whole,
+				 OutboxPlace **untracked, int *nuntracked)
+{
+	Oid			relid = RelationGetRelid(queue->rel);
+	bool		in_memory = outbox_walk_uses_memory(relid);
+	OutboxListing listing = {.from = PG_INT64_MIN,.whole = true};
+	LaneList	list = {0};
+	OutboxPlace place;
+	int			next = 0;
+	bool		at_end;
+
+	*nuntracked = 0;
+	if (in_memory && !outbox_listing_begin(relid, &listing))
+	{
+		if (OidIsValid(listing.relid))
+			return;
+		/* there is no memory */
+		in_memory = false;
+		listing = OUTBOX_MAKE(OutboxListing,.from = PG_INT64_MIN,.whole = true);
+	}
+	if (whole)
+	{
+		listing.whole = true;
+		listing.from = PG_INT64_MIN;
+	}
+	at_end = hop_along_lanes(queue, &listing, in_memory, filter, &list);
+	/* what we have moved ourselves may be the last there is in a lane */
+	while (in_memory && outbox_lane_next_moved_place(relid, &next, &place))
+		(void) outbox_listing_add(&listing, &place);
+	if (in_memory)
+		outbox_listing_end(&listing, at_end);
+	*untracked = list.places;
+	*nuntracked = list.n;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Leases                                                                 */
+/* ---------------------------------------------------------------------- */
+
+/* Walk one lane; false if the visitor has had enough. */
+static bool
+walk_leases(OutboxWalkPool *pool, const OutboxPlace *place, TimestampTz now,
+			OutboxScanKind kind, OutboxWalkVisit visit, void *arg)
+{
+	OutboxWalk	walk;
+	bool		go_on = true;
+
+	if (!outbox_walk_begin(&walk, RelationGetRelid(pool->queue->rel), place, 0,
+						   now, kind))
+		return true;
+	outbox_walk_open(&walk, pool);
+	while (go_on && outbox_walk_next(&walk))
+		go_on = visit(&walk, arg);
+	outbox_walk_end(&walk);
+	return go_on;
+}
+
+/*
+ * The lanes that have leases, or those of which it is not known whether they
+ * have; how many.  "until": leases that end by then.
+ */
+static int
+lanes_with_leases(Oid relid, TimestampTz until, OutboxPick **picks)
+{
+	OutboxAgenda *agenda;
+	int			max = LEASED_AT_A_TIME;
+	int			n;
+
+	/* they may become more while we make room for them */
+	for (;;)
+	{
+		*picks = palloc_array(OutboxPick, max);
+		agenda = outbox_agenda_lock(relid, LW_SHARED);
+		if (agenda == NULL)
+			return 0;
+		n = outbox_agenda_pick_leases(agenda, until, *picks, max);
+		LWLockRelease(&agenda->lock);
+		if (n < max)
+			return n;
+		pfree(*picks);
+		max *= 2;
+	}
+}
+
+static bool
+is_picked(const OutboxPick *picks, int npicks, const OutboxPlace *place)
+{
+	for (int i = 0; i < npicks; i++)
+	{
+		if (outbox_place_equal(&picks[i].place, place))
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -414,24 +667,38 @@ outbox_walk_leases(OutboxTable *queue, TimestampTz now, OutboxScanKind kind,
 {
 	Oid			relid = RelationGetRelid(queue->rel);
 	OutboxLaneFilter all = {NULL};
-	Relation	index;
-	int64	   *lanes;
-	int			nlanes;
+	OutboxWalkPool pool;
+	OutboxPlace *untracked = NULL;
+	int			nuntracked = 0;
+	OutboxPick *picks = NULL;
+	int			npicks = 0;
+	TimestampTz until = kind == OUTBOX_SCAN_LEASES ? DT_NOEND : now;
+	OutboxPlace last = {.lane = -1};
+	OutboxPlace place;
+	OutboxKey	lo;
+	OutboxKey	hi;
+	int			next = 0;
 	bool		go_on = true;
 
-	if (!outbox_lanes_list(relid, &all, now, kind, &lanes, &nlanes))
-		outbox_walk_lanes(queue, &all, &lanes, &nlanes);
-	index = index_open(queue->store->ready, AccessShareLock);
-	for (int i = 0; go_on && i < nlanes; i++)
+	if (outbox_walk_must_list(relid))
+		outbox_walk_list(queue, &all, kind == OUTBOX_SCAN_LEASES, &untracked,
+						 &nuntracked);
+	if (outbox_walk_uses_memory(relid))
+		npicks = lanes_with_leases(relid, until, &picks);
+	outbox_walk_pool_begin(&pool, queue);
+	for (int i = 0; go_on && i < npicks; i++)
+		go_on = walk_leases(&pool, &picks[i].place, now, kind, visit, arg);
+	/* what this transaction has leased, where memory does not know it */
+	while (go_on && nuntracked == 0 &&
+		   outbox_lane_next_noted(relid, until, &next, &place, &lo, &hi))
 	{
-		OutboxWalk	walk;
-
-		if (!outbox_walk_begin(&walk, relid, lanes[i], now, kind))
+		if (outbox_place_equal(&place, &last) ||
+			is_picked(picks, npicks, &place))
 			continue;
-		outbox_walk_open(&walk, queue, index);
-		while (go_on && outbox_walk_next(&walk))
-			go_on = visit(&walk, arg);
-		outbox_walk_end(&walk);
+		last = place;
+		go_on = walk_leases(&pool, &place, now, kind, visit, arg);
 	}
-	index_close(index, NoLock);
+	for (int i = 0; go_on && i < nuntracked; i++)
+		go_on = walk_leases(&pool, &untracked[i], now, kind, visit, arg);
+	outbox_walk_pool_end(&pool);
 }

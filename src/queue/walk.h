@@ -5,12 +5,19 @@
 #ifndef OUTBOX_WALK_H
 #define OUTBOX_WALK_H
 
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/relscan.h"
+#include "executor/tuptable.h"
+#include "utils/snapshot.h"
+
 #include "outbox.h"
 #include "shmem/lane.h"
 #include "table/table.h"
 #include "util/hash.h"
 
-/* A range of keys to look at, both ends included. */
+/* A range of keys to visit, both ends included. */
 typedef struct OutboxRange
 {
 	OutboxKey	lo;
@@ -18,39 +25,60 @@ typedef struct OutboxRange
 	bool		main;			/* from the cursor on */
 } OutboxRange;
 
+/* An index scan, which walks use one after the other. */
+typedef struct OutboxIndexScan
+{
+	struct OutboxIndexScan *next;	/* free ones */
+	IndexScanDesc scan;
+	SnapshotData snapshot;
+	ScanKeyData keys[3];
+	ScanKeyData row_keys[2];
+	TupleTableSlot *slot;
+} OutboxIndexScan;
+
+/* The index scans of a call. */
+typedef struct OutboxWalkPool
+{
+	OutboxTable *queue;
+	Relation	index;
+	OutboxIndexScan *free;
+} OutboxWalkPool;
+
 /*
  * A walk along one lane.  It stands on a message that is of interest, in
  * slot, until the next call of outbox_walk_next.
  */
 typedef struct OutboxWalk
 {
-	OutboxTable *queue;
-	Relation	index;
+	OutboxWalkPool *pool;
 	TimestampTz now;
 	OutboxLaneScan work;
 	int			nranges;
 	int			range;
 	OutboxRange *ranges;
-	IndexScanDesc scan;			/* NULL when put aside */
+	OutboxIndexScan *scan;		/* NULL when put aside */
 	bool		positioned;
-	SnapshotData snapshot;
-	ScanKeyData keys[3];
-	ScanKeyData row_keys[2];
-	TupleTableSlot *slot;
+	TupleTableSlot *slot;		/* that of the scan */
 	OutboxKey	key;			/* of the message it stands on */
 } OutboxWalk;
 
-extern bool outbox_walk_begin(OutboxWalk *walk, Oid relid, int64 lane,
+extern void outbox_walk_pool_begin(OutboxWalkPool *pool, OutboxTable *queue);
+extern void outbox_walk_pool_end(OutboxWalkPool *pool);
+
+extern bool outbox_walk_begin(OutboxWalk *walk, Oid relid,
+							  const OutboxPlace *place, uint64 token,
 							  TimestampTz now, OutboxScanKind kind);
-extern void outbox_walk_open(OutboxWalk *walk, OutboxTable *queue,
-							 Relation index);
+extern void outbox_walk_open(OutboxWalk *walk, OutboxWalkPool *pool);
 extern bool outbox_walk_next(OutboxWalk *walk);
 extern void outbox_walk_put_aside(OutboxWalk *walk);
 extern void outbox_walk_end(OutboxWalk *walk);
 
 extern void outbox_walk_changed(OutboxWalk *walk, TimestampTz locked_until);
 extern void outbox_walk_blocked(OutboxWalk *walk, TransactionId blocker);
+extern void outbox_walk_undecided(OutboxWalk *walk, TransactionId writer);
 extern void outbox_walk_left(OutboxWalk *walk);
+extern void outbox_walk_passed(OutboxWalk *walk);
+extern void outbox_walk_left_for(OutboxWalk *walk, uint64 token, bool shared);
 
 /* Called at each message of interest; false ends it. */
 typedef bool (*OutboxWalkVisit) (OutboxWalk *walk, void *arg);
@@ -58,8 +86,10 @@ typedef bool (*OutboxWalkVisit) (OutboxWalk *walk, void *arg);
 extern void outbox_walk_leases(OutboxTable *queue, TimestampTz now,
 							   OutboxScanKind kind, OutboxWalkVisit visit,
 							   void *arg);
-extern void outbox_walk_lanes(OutboxTable *queue,
-							  const OutboxLaneFilter *filter,
-							  int64 **lanes, int *nlanes);
+extern void outbox_walk_list(OutboxTable *queue,
+							 const OutboxLaneFilter *filter, bool whole,
+							 OutboxPlace **untracked, int *nuntracked);
+extern bool outbox_walk_uses_memory(Oid relid);
+extern bool outbox_walk_must_list(Oid relid);
 
 #endif							/* OUTBOX_WALK_H */

@@ -1,395 +1,642 @@
 /*
  * lane.c
- *	  What the server remembers of each lane, so that no claim walks what is
- *	  gone.
+ *	  What a scan of a lane must visit, and what it leaves behind.
  *
- * The killer of SKIP LOCKED queues is the index entry that cannot be removed:
- * with an old snapshot open every claim walks all that was finished since.
- * So shared memory keeps, for each lane of the ready index, where a scan has
- * to look:
+ * What makes a queue with SKIP LOCKED collapse is the index entry that cannot be
+ * removed: with an old snapshot open, every claim walks over all that was
+ * finished since.  So shared memory has, for each lane of the ready index, where
+ * a scan must look:
  *
- *	cursor		everything below it is not claimable, but for what follows
- *	holes		ranges below the cursor whose fate was open when a scan passed
- *				them, each with the transaction that decides it
- *	buckets		ranges that hold leases, with the time the first one ends
+ *	cursor		what is below it need not be visited, except for marks
  *	next_due	nothing from the cursor on is due before this time
+ *	marks		ranges of keys to be visited again, when a transaction has
+ *				ended, or at some time, or now
  *
- * INVARIANT.  Every entry below the cursor that is, or may become, claimable
- * without another insertion into the index lies in a hole or in a bucket.
+ * INVARIANT.  Of every committed message that can be claimed now, or that can
+ * become claimable without a report, the index entry
  *
- * It is kept by these rules:
+ *	a)	is not below the cursor, and not before next_due; or
+ *	b)	lies in a mark, which is due now or will be when the message can be
+ *		claimed; or
+ *	c)	is about to be reported by a transaction that has committed a moment
+ *		ago; then (a) or (b) holds when that transaction's client has its answer.
  *
- *	1. Whoever inserts into the ready index reports the key afterwards
- *	   (outbox_lane_report).  A key below the cursor becomes a hole; every
- *	   watch is lowered to the key; next_due too.
- *	2. A scan registers a watch before it looks (outbox_lane_begin), and moves
- *	   the cursor no further than the smallest key reported since
- *	   (outbox_lane_finish).  So an entry inserted before the scan passes is
- *	   seen, one inserted behind its back lowers the watch, and one inserted
- *	   after the scan has published finds the cursor above it.
- *	3. A scan that passes an entry whose fate is another transaction's, or its
- *	   own and may still be rolled back, leaves a hole.  Holes are examined
- *	   again once their transaction has ended, whichever way; an abort, a
- *	   dead backend or a rolled back savepoint needs no callback.
+ * What lies at or above the cursor needs no mark, because the next main scan,
+ * from the cursor on, comes by.  It begins in time because of next_due.  That is
+ * why whatever is recorded above the cursor lowers next_due at least.
+ *
+ * A message becomes claimable by a report: an insertion into the ready index
+ * (enqueue, nack, release, reap, requeue, plain SQL); the end of the message
+ * before it in its stream.  Without one: by time, when it becomes due or its
+ * lease ends; by the end of a transaction that had locked or leased it, or had
+ * inserted it before a scan passed.
+ *
+ * The rules that keep the invariant:
+ *
+ *	1. Reports are published when the transaction has committed, after its
+ *	   changes have become visible (lane_publish.c).  A key below the cursor
+ *	   becomes a mark; one above lowers next_due, and what the scans under way
+ *	   may raise the cursor to.
+ *	2. A scan watches the lane from before it looks (outbox_lane_begin), and
+ *	   raises the cursor no further than the smallest key reported since
+ *	   (outbox_lane_finish).  So of an entry that was inserted before the scan
+ *	   came by, the scan decides what it leaves behind; the report of one that
+ *	   was inserted behind its back either lowers the watch, or finds the
+ *	   cursor raised and leaves a mark.
+ *	3. A scan that passes an entry that another transaction may change, or that
+ *	   it has changed itself, records it, to be visited when that transaction
+ *	   has ended.  An abort, a dead session or a rolled back savepoint needs
+ *	   nothing else.
  *	4. The old entry of a row that a transaction has moved or deleted is
- *	   invisible to itself, and back when it rolls back.  So a transaction
- *	   remembers such keys (outbox_lane_note_change), and its own scans leave
- *	   holes for them.  For the same reason it never removes a hole of its own.
- *	5. A claimed entry is a hole of the claiming transaction until it commits,
- *	   and lies in a bucket from then on.  A bucket goes away only when a scan
- *	   has looked at all of it, and has filed again what is leased still.
- *	6. What finds no room is looked at more often, not less: holes of one
- *	   transaction are merged, buckets too, and at last the cursor goes down.
- *	7. A row becomes claimable only by a new key in the index or by an aborted
- *	   claim.  Nobody sets the status back in place.
+ *	   invisible to itself, and back when it aborts.  So each of its own scans
+ *	   records these keys again (outbox_lane_next_moved).  For the same reason
+ *	   it must not drop marks of its own.
+ *	5. A lease is recorded with its end: by the scan that takes or passes it, or
+ *	   by a note at commit.  Such a mark is kept also above the cursor, so that
+ *	   the marks have all leases (leases_known) once the lane has been scanned
+ *	   to its end.
+ *	6. What is recorded is kept, until a scan has visited all of it and has
+ *	   recorded again what must be visited again.  What finds no room is merged,
+ *	   or lowers the cursor, and with it all watches; nothing is set as if it
+ *	   had been kept when it was not.
+ *	7. A scan passes an entry without recording it only if it is gone for good,
+ *	   is not due yet, or is a message that waits behind another of its stream:
+ *	   whoever ends that one reports this one.  If only the owner of those
+ *	   before it can claim it, it is recorded in the owner's part of the lane.
+ *	   What a scan leaves for others otherwise limits the cursor.
  *
- * The tables are the truth.  A lane without a slot here is scanned from its
- * start, and so is every lane after a restart, once.
+ * The tables are the truth.  A lane of which nothing is known is scanned from
+ * its start, once.  What is known is forgotten when the epoch of the table
+ * changes (epoch.c).
  *
- * Locking is described in lane_directory.c.
+ * A part of a lane, for one owner, has marks and no cursor.  It is scanned like
+ * a lane that has no main part.
  */
 #include "postgres.h"
 
+#include "access/subtrans.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/procarray.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "outbox.h"
+#include "shmem/agenda.h"
+#include "shmem/directory.h"
 #include "shmem/lane.h"
-#include "shmem/lane_directory.h"
+#include "shmem/lane_memory.h"
+#include "shmem/lane_publish.h"
 #include "shmem/lane_state.h"
 #include "shmem/lane_xact.h"
+#include "shmem/waiters.h"
 #include "shmem/wake.h"
 #include "util/grow.h"
 #include "util/guc.h"
 #include "util/hash.h"
 
+/* Leases this close to each other share a mark; of other things, less. */
+#define NEAR_LEASE_USECS USECS_PER_SEC
+#define NEAR_USECS 5000
+
+/* How many of the last records a new one is compared with. */
+#define LOOK_BACK 4
+
+/* Before marks are copied to where they stay: not allocated under a lock. */
+static OutboxMarkCopy scratch[OUTBOX_SCAN_MARKS + 2 * OUTBOX_MAX_PENDING];
+
 /* ---------------------------------------------------------------------- */
-/* Reports                                                                */
+/* Beginning                                                              */
 /* ---------------------------------------------------------------------- */
 
 /*
- * Keys lo..hi were inserted into the ready index by transaction xid, and may
- * be claimable when it commits.  To be called after the insertion.
+ * Copy from a lane what a scan must visit, and watch it.  What waits for
+ * transactions is copied as well; the caller will see which of it to visit.
  */
-void
-outbox_lane_report(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
-				   TransactionId xid)
+static int
+take_orders(OutboxAgenda *agenda, int number, TimestampTz now,
+			OutboxLaneScan *scan)
 {
-	OutboxLane *slot;
+	OutboxLane *lane = outbox_lane_at(number);
+	int			n;
 
-	Assert(!outbox_key_lt(hi, lo));
-	Assert(TransactionIdIsValid(xid));
-	outbox_wake_note(relid, lane);
-	if (!outbox_lane_is_topic(lane))
+	if (scan->kind != OUTBOX_SCAN_LEASES)
+		outbox_lane_make_due(lane, now);
+	scan->resets = agenda->resets;
+	scan->tracked = true;
+	scan->cursor = lane->cursor;
+	if (scan->kind == OUTBOX_SCAN_LEASES &&
+		outbox_lane_has_more_due(lane, OUTBOX_SCAN_MARKS))
 	{
-		outbox_directory_note_owner_lane(relid, lane);
-		return;
+		/* too much to take along */
+		scan->cursor = OUTBOX_KEY_MIN;
+		scan->scan_main = true;
+		return 0;
 	}
-
-	slot = outbox_directory_lock_lane(relid, lane, true);
-	if (slot == NULL)
-		return;
-	for (int i = 0; i < OUTBOX_MAX_WATCHES; i++)
+	n = outbox_lane_copy_due(lane, scratch, OUTBOX_SCAN_MARKS);
+	n += outbox_lane_copy_pending(lane, &scratch[n],
+								  scan->kind != OUTBOX_SCAN_LEASES);
+	if (scan->kind == OUTBOX_SCAN_CLAIM)
 	{
-		if (slot->watch[i].used)
-			slot->watch[i].low = outbox_key_min(slot->watch[i].low, lo);
+		scan->scan_main = scan->token == 0 && lane->next_due <= now;
+		lane->called = false;
+		lane->recheck_at = DT_NOEND;
+		outbox_agenda_rotate(agenda, number);
 	}
-	if (outbox_key_lt(lo, slot->cursor))
+	else
+		scan->scan_main = !lane->leases_known;
+	if (scan->kind == OUTBOX_SCAN_REAP)
+		lane->called_to_reap = false;
+	if (scan->kind != OUTBOX_SCAN_LEASES && scan->token == 0)
 	{
-		/* what lies above the cursor will be come across anyway */
-		OutboxHole	hole = {lo, outbox_key_min(hi, slot->cursor), xid, false};
-
-		if (!outbox_lane_add_hole(slot, &hole))
-			outbox_lane_lower_cursor(slot, lo);
+		scan->phase = outbox_lane_watch(lane);
+		outbox_lane_hold_watch(scan->relid, &scan->place, scan->resets,
+							   scan->phase);
 	}
-	slot->next_due = Min(slot->next_due, lo.at);
-	outbox_lane_set_wake_at(slot);
-	LWLockRelease(&slot->lock);
+	lane->used = true;
+	lane->used_at = now;
+	return n;
 }
 
-/* The leases of keys lo..hi now end at locked_until. */
-void
-outbox_lane_report_lease(Oid relid, int64 lane, OutboxKey lo, OutboxKey hi,
-						 TimestampTz locked_until)
-{
-	OutboxLane *slot = outbox_directory_lock_lane(relid, lane, true);
-	OutboxBucket bucket = {locked_until, lo, hi};
-
-	Assert(!outbox_key_lt(hi, lo));
-	outbox_wake_note_lease(locked_until);
-	if (slot == NULL)
-		return;
-	outbox_lane_add_bucket(slot, &bucket);
-	outbox_lane_set_wake_at(slot);
-	LWLockRelease(&slot->lock);
-}
-
-/* ---------------------------------------------------------------------- */
-/* Scans                                                                  */
-/* ---------------------------------------------------------------------- */
-
+/* The scan must visit these keys, which are in no mark. */
 static void
-take_watch(OutboxLane *slot, OutboxLaneScan *scan)
+add_range(OutboxLaneScan *scan, OutboxKey lo, OutboxKey hi)
 {
-	for (int i = 0; i < OUTBOX_MAX_WATCHES; i++)
-	{
-		if (slot->watch[i].used)
-			continue;
-		slot->watch[i].used = true;
-		slot->watch[i].low = OUTBOX_KEY_MAX;
-		scan->watch = i;
-		outbox_lane_hold_watch(slot, i);
+	OutboxMarkCopy *copy;
+
+	/* one more is always there: see keep_orders */
+	copy = &scan->marks[scan->nmarks++];
+	memset(copy, 0, sizeof(OutboxMarkCopy));
+	copy->cell = OUTBOX_NIL;
+	copy->record.lo = lo;
+	copy->record.hi = hi;
+}
+
+/* Keep what is to be visited of what was copied, and what we have noted. */
+static void
+keep_orders(OutboxLaneScan *scan, TimestampTz now, int n)
+{
+	TimestampTz until = scan->kind == OUTBOX_SCAN_LEASES ? DT_NOEND : now;
+	int			next = 0;
+	int			nown = 0;
+	OutboxPlace place;
+	OutboxKey	lo;
+	OutboxKey	hi;
+
+	while (outbox_lane_next_noted(scan->relid, until, &next, &place, &lo, &hi))
+		nown += outbox_place_equal(&place, &scan->place);
+	if (n + nown == 0)
 		return;
+	scan->marks = palloc_array(OutboxMarkCopy, n + nown);
+	for (int i = 0; i < n; i++)
+	{
+		FullTransactionId xid = scratch[i].record.xid;
+
+		if (!FullTransactionIdIsValid(xid) || outbox_xact_is_over(xid))
+			scan->marks[scan->nmarks++] = scratch[i];
+	}
+	next = 0;
+	while (scan->token == 0 && nown > 0 &&
+		   outbox_lane_next_noted(scan->relid, until, &next, &place, &lo, &hi))
+	{
+		if (outbox_place_equal(&place, &scan->place))
+			add_range(scan, lo, hi);
 	}
 }
 
-/* Is it time to look into a hole: has its transaction ended, or is it ours? */
-static bool
-hole_is_due(const OutboxHole *hole)
+/* Find the lane in memory, making it if it is to be scanned and there is room. */
+static int
+find_lane(OutboxAgenda *agenda, const OutboxLaneScan *scan)
 {
-	if (!TransactionIdIsValid(hole->xid))
-		return true;
-	if (TransactionIdIsCurrentTransactionId(hole->xid))
-		return !hole->claimed;
-	return !TransactionIdIsInProgress(hole->xid);
+	bool		is_new;
+
+	if (scan->token != 0 || outbox_agenda_is_complete(agenda))
+		return outbox_lane_find(agenda->number, &scan->place, scan->token);
+	return outbox_lane_make(agenda, &scan->place, 0, &is_new);
 }
 
 /*
- * Prepare to scan a lane.  False if there is nothing to look at; otherwise
- * the scan must end with outbox_lane_finish, unless the transaction aborts.
+ * Prepare to scan a lane, or a part of one.  False if there is nothing to visit;
+ * otherwise the scan must end with outbox_lane_finish, unless the transaction
+ * aborts.  Without memory, all of the lane is visited.
  */
 bool
-outbox_lane_begin(Oid relid, int64 lane, TimestampTz now, OutboxScanKind kind,
+outbox_lane_begin(Oid relid, const OutboxPlace *place, uint64 token,
+				  bool use_memory, TimestampTz now, OutboxScanKind kind,
 				  OutboxLaneScan *scan)
 {
-	OutboxLane *slot = NULL;
-	int			n;
+	OutboxAgenda *agenda = NULL;
+	bool		known = false;
+	int			n = 0;
 
 	memset(scan, 0, sizeof(OutboxLaneScan));
 	scan->kind = kind;
 	scan->relid = relid;
-	scan->lane = lane;
-	scan->watch = -1;
+	scan->place = *place;
+	scan->token = token;
+	scan->phase = -1;
 	scan->passed = OUTBOX_KEY_MIN;
 	scan->limit = OUTBOX_KEY_MAX;
-	scan->next_due = PG_INT64_MAX;
+	scan->next_due = DT_NOEND;
 
-	if (outbox_use_cursor && outbox_lane_is_topic(lane))
+	if (use_memory)
 	{
 		outbox_lane_reserve_watch();
-		slot = outbox_directory_lock_lane(relid, lane, true);
+		agenda = outbox_agenda_lock(relid, LW_EXCLUSIVE);
 	}
-	scan->slot = slot;
-	if (slot == NULL)
+	if (agenda != NULL)
+	{
+		int			lane = find_lane(agenda, scan);
+
+		if (lane != OUTBOX_NIL)
+			n = take_orders(agenda, lane, now, scan);
+		known = lane != OUTBOX_NIL || token != 0 ||
+			outbox_agenda_is_complete(agenda);
+		LWLockRelease(&agenda->lock);
+	}
+	if (!known)
 	{
 		scan->cursor = OUTBOX_KEY_MIN;
 		scan->scan_main = true;
+	}
+	keep_orders(scan, now, n);
+	if (scan->scan_main || scan->nmarks > 0)
 		return true;
-	}
-
-	pg_atomic_write_u64(&outbox_directory_entry(slot)->last_used, (uint64) now);
-	scan->cursor = slot->cursor;
-	if (kind == OUTBOX_SCAN_CLAIM)
-		scan->scan_main = slot->next_due <= now;
-	else
-		scan->scan_main = !slot->leases_known;
-	if (scan->scan_main && kind == OUTBOX_SCAN_CLAIM)
-		take_watch(slot, scan);
-	if (slot->nholes > 0)
-	{
-		scan->holes = palloc(slot->nholes * sizeof(OutboxHole));
-		memcpy(scan->holes, slot->holes, slot->nholes * sizeof(OutboxHole));
-		scan->nholes = slot->nholes;
-	}
-	if (slot->nbuckets > 0)
-	{
-		scan->buckets = palloc(slot->nbuckets * sizeof(OutboxBucket));
-		for (int i = 0; i < slot->nbuckets; i++)
-		{
-			if (slot->buckets[i].due <= now || kind == OUTBOX_SCAN_LEASES)
-				scan->buckets[scan->nbuckets++] = slot->buckets[i];
-		}
-	}
-	LWLockRelease(&slot->lock);
-
-	n = 0;
-	for (int i = 0; i < scan->nholes; i++)
-	{
-		if (hole_is_due(&scan->holes[i]))
-			scan->holes[n++] = scan->holes[i];
-	}
-	scan->nholes = n;
-	return scan->scan_main || scan->nholes > 0 || scan->nbuckets > 0;
+	outbox_lane_finish(scan, now);
+	return false;
 }
 
-/* Remember a hole, whatever its size. */
+/* ---------------------------------------------------------------------- */
+/* On the way                                                             */
+/* ---------------------------------------------------------------------- */
+
 static void
-found_range(OutboxLaneScan *scan, const OutboxHole *hole)
+add_found(OutboxLaneScan *scan, const OutboxRecord *record,
+		  TransactionId blocker, bool silent)
 {
-	outbox_grow(scan->found_holes, scan->nfound_holes,
-				scan->max_found_holes);
-	scan->found_holes[scan->nfound_holes++] = *hole;
+	if (!scan->tracked || scan->kind == OUTBOX_SCAN_LEASES)
+		return;
+	outbox_grow(scan->found, scan->nfound, scan->max_found);
+	scan->found[scan->nfound++] =
+		OUTBOX_MAKE(OutboxFound, *record,
+					TransactionIdIsValid(blocker) ? outbox_full_xid(blocker) :
+					InvalidFullTransactionId, silent);
 }
 
-/* The scan passed an entry whose fate xid decides.  Keys must not go down. */
-void
-outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
-					   bool claimed)
+/*
+ * Add a key to one of the last records, if one has the same condition and is
+ * close by.  Keys must not go down.
+ */
+static bool
+extend_found(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
+			 TimestampTz at)
 {
-	Assert(scan->nfound_holes == 0 ||
-		   !outbox_key_lt(key, scan->found_holes[scan->nfound_holes - 1].lo));
-	if (scan->nfound_holes > 0)
-	{
-		OutboxHole *last = &scan->found_holes[scan->nfound_holes - 1];
+	int64		near_usecs = at == DT_NOBEGIN ? NEAR_USECS : NEAR_LEASE_USECS;
 
-		if (last->xid == xid && last->claimed == claimed &&
-			(claimed || outbox_keys_near(last->hi, key)))
+	for (int i = scan->nfound - 1; i >= 0 && i >= scan->nfound - LOOK_BACK; i--)
+	{
+		OutboxRecord *have = &scan->found[i].record;
+
+		if (FullTransactionIdEquals(have->xid, xid) &&
+			at / USECS_PER_SEC == have->at / USECS_PER_SEC &&
+			key.at - have->hi.at <= near_usecs)
 		{
-			last->hi = outbox_key_max(last->hi, key);
-			return;
+			have->at = Min(have->at, at);
+			have->hi = outbox_key_max(have->hi, key);
+			return true;
 		}
 	}
-	found_range(scan, &OUTBOX_MAKE(OutboxHole, key, key, xid, claimed));
+	return false;
 }
 
-/* The scan took, or passed, a message that is leased until locked_until. */
+/* The transaction of which one in progress is a part. */
+static TransactionId
+topmost(TransactionId xid)
+{
+	static TransactionId last_xid = InvalidTransactionId;
+	static TransactionId last_top = InvalidTransactionId;
+
+	if (xid != last_xid)
+	{
+		last_top = SubTransGetTopmostTransaction(xid);
+		last_xid = xid;
+	}
+	return last_top;
+}
+
+/* The scan passes an entry whose fate another transaction decides. */
+void
+outbox_lane_found_undecided(OutboxLaneScan *scan, OutboxKey key,
+							TransactionId xid)
+{
+	FullTransactionId full = outbox_full_xid(xid);
+	OutboxRecord record = {.lo = key,.hi = key,.xid = full,.at = DT_NOBEGIN};
+
+	if (extend_found(scan, key, full, DT_NOBEGIN))
+		return;
+	/* a prepared transaction has no process */
+	add_found(scan, &record, topmost(xid), BackendXidGetPid(topmost(xid)) == 0);
+}
+
+/*
+ * The scan passes an entry that it could not change, because another transaction
+ * (InvalidTransactionId: one of several) has locked it.  That one may know nothing
+ * of us.
+ */
+void
+outbox_lane_found_locked(OutboxLaneScan *scan, OutboxKey key,
+						 TransactionId xid)
+{
+	OutboxRecord record = {
+		.lo = key,.hi = key,.xid = InvalidFullTransactionId,.at = DT_NOBEGIN
+	};
+
+	if (TransactionIdIsValid(xid))
+	{
+		record.xid = outbox_full_xid(xid);
+		add_found(scan, &record, topmost(xid), true);
+	}
+	else
+	{
+		add_found(scan, &record, InvalidTransactionId, false);
+		scan->try_again = true;
+	}
+}
+
+/* A scan that does not claim passes a message that can be claimed. */
+void
+outbox_lane_found_ready(OutboxLaneScan *scan, OutboxKey key)
+{
+	OutboxRecord record = {
+		.lo = key,.hi = key,.xid = InvalidFullTransactionId,.at = DT_NOBEGIN
+	};
+
+	if (!extend_found(scan, key, InvalidFullTransactionId, DT_NOBEGIN))
+		add_found(scan, &record, InvalidTransactionId, false);
+}
+
+/*
+ * The scan passes an entry that this transaction has changed, as its (sub-)
+ * transaction xid.  When it has committed, the entry must be visited at that
+ * time (DT_NOEND: never); when it has aborted, at once.
+ */
+void
+outbox_lane_found_own(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
+					  TimestampTz at)
+{
+	FullTransactionId full = outbox_full_xid(xid);
+	OutboxRecord record = {.lo = key,.hi = key,.xid = full,.at = at};
+
+	scan->nclaimed++;
+	if (!extend_found(scan, key, full, at))
+		add_found(scan, &record, InvalidTransactionId, false);
+}
+
+/* The scan passes a message that is leased. */
 void
 outbox_lane_found_lease(OutboxLaneScan *scan, OutboxKey key,
 						TimestampTz locked_until)
 {
-	for (int i = scan->nfound_leases - 1;
-		 i >= 0 && i >= scan->nfound_leases - 4; i--)
-	{
-		OutboxBucket *have = &scan->found_leases[i];
+	OutboxRecord record = {
+		.lo = key,.hi = key,.xid = InvalidFullTransactionId,.at = locked_until
+	};
 
-		if (have->due / USECS_PER_SEC == locked_until / USECS_PER_SEC &&
-			key.at - have->hi.at <= USECS_PER_SEC)
+	if (!extend_found(scan, key, InvalidFullTransactionId, locked_until))
+		add_found(scan, &record, InvalidTransactionId, false);
+}
+
+/*
+ * The scan passes a message that another owner should visit: the only one who
+ * can claim it, or, if shared, the one preferred.
+ */
+void
+outbox_lane_found_part(OutboxLaneScan *scan, OutboxKey key, uint64 token,
+					   bool shared)
+{
+	OutboxPartRecord *part;
+
+	for (int i = 0; i < scan->nparts; i++)
+	{
+		part = &scan->parts[i];
+		/* what is between them is passed over again, if it is not far */
+		if (part->token == token && part->shared == shared &&
+			(shared || key.at - part->hi.at <= NEAR_LEASE_USECS))
 		{
-			have->due = Min(have->due, locked_until);
-			have->hi = outbox_key_max(have->hi, key);
+			part->hi = outbox_key_max(part->hi, key);
 			return;
 		}
 	}
-	outbox_grow(scan->found_leases, scan->nfound_leases,
-				scan->max_found_leases);
-	scan->found_leases[scan->nfound_leases++] =
-		OUTBOX_MAKE(OutboxBucket, locked_until, key, key);
+	outbox_grow(scan->parts, scan->nparts, scan->max_parts);
+	scan->parts[scan->nparts++] =
+		OUTBOX_MAKE(OutboxPartRecord, token, shared, key, key);
 }
 
-/*
- * Take off the lane what the scan was told to look at and has looked at: what
- * lies below "done".  What others have changed meanwhile stays, and so do our
- * own holes: what we do not see in them may be there again when we roll back.
- */
-static void
-drop_examined(OutboxLane *slot, const OutboxLaneScan *scan, OutboxKey done)
+/* ---------------------------------------------------------------------- */
+/* The end                                                                */
+/* ---------------------------------------------------------------------- */
+
+/* Record in the part of an owner what is for it; false if there is no room. */
+static bool
+record_part(OutboxAgenda *agenda, int lane, const OutboxPlace *place,
+			const OutboxPartRecord *found, TimestampTz now)
 {
-	for (int i = 0; scan->kind == OUTBOX_SCAN_CLAIM && i < scan->nholes; i++)
-	{
-		if (!TransactionIdIsCurrentTransactionId(scan->holes[i].xid))
-			outbox_lane_drop_hole(slot, &scan->holes[i], done);
-	}
-	for (int i = 0; scan->kind != OUTBOX_SCAN_LEASES && i < scan->nbuckets; i++)
-		outbox_lane_drop_bucket(slot, &scan->buckets[i], done);
+	OutboxRecord record = {
+		.lo = found->lo,.hi = found->hi,.at = DT_NOBEGIN,
+		.xid = InvalidFullTransactionId
+	};
+	bool		is_new;
+	int			part = outbox_lane_make(agenda, place, found->token, &is_new);
+
+	if (part == OUTBOX_NIL ||
+		!outbox_lane_record(outbox_lane_at(part), &record))
+		return false;
+	if (found->shared && !outbox_lane_at(part)->shared)
+		outbox_lane_share_part(agenda, lane, part);
+	outbox_agenda_update(agenda, part, now);
+	outbox_waiters_call_lane(agenda, part, 1);
+	return true;
 }
 
 /*
- * Leave the holes behind that the scan has found and, if it was a claim, move
- * the cursor over what it has looked at.
+ * Record what is for other owners.  Where there is no room, what the scan has
+ * passed must not be passed.
  */
 static void
-advance_cursor(OutboxLane *slot, const OutboxLaneScan *scan, OutboxKey done,
+record_others_parts(OutboxAgenda *agenda, int lane, OutboxLaneScan *scan,
+					TimestampTz now)
+{
+	for (int i = 0; i < scan->nparts; i++)
+	{
+		if (scan->parts[i].token != scan->token &&
+			!record_part(agenda, lane, &scan->place, &scan->parts[i], now))
+			scan->limit = outbox_key_min(scan->limit, scan->parts[i].lo);
+	}
+}
+
+/*
+ * The scan of a part records what it has left there for later, in place of what it
+ * has visited.
+ */
+static void
+record_own_part(OutboxAgenda *agenda, int lane, const OutboxLaneScan *scan,
+				TimestampTz now)
+{
+	for (int i = 0; i < scan->nparts && scan->token != 0; i++)
+	{
+		OutboxRecord record = {
+			.lo = scan->parts[i].lo,.hi = scan->parts[i].hi,.at = DT_NOBEGIN,
+			.xid = InvalidFullTransactionId
+		};
+
+		if (scan->parts[i].token == scan->token &&
+			!record_part(agenda, lane, &scan->place, &scan->parts[i], now))
+			(void) outbox_lane_record(outbox_lane_at(lane), &record);
+	}
+}
+
+/* Raise the cursor over what a claim has visited. */
+static void
+advance_cursor(OutboxLane *lane, const OutboxLaneScan *scan, OutboxKey done,
 			   TimestampTz now)
 {
-	OutboxKey	target = scan->cursor;
-	OutboxKey	low = OUTBOX_KEY_MAX;
+	OutboxKey	low = lane->low[scan->phase];
+	OutboxKey	target = done;
 
-	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
-	Assert(scan->watch < OUTBOX_MAX_WATCHES);
-	Assert(scan->watch < 0 || slot->watch[scan->watch].used);
-	if (scan->watch >= 0)
-		low = slot->watch[scan->watch].low;
-	if (scan->scan_main && scan->watch >= 0)
-	{
-		target = done;
-		if (scan->exhausted)
-			target = outbox_key_max(target, OUTBOX_MAKE(OutboxKey, now, PG_INT64_MIN));
-		target = outbox_key_min(target, scan->limit);
-		target = outbox_key_min(target, low);
-	}
-
-	for (int i = 0; i < scan->nfound_holes; i++)
-	{
-		OutboxHole	hole = scan->found_holes[i];
-		OutboxKey	covered = outbox_key_max(target, slot->cursor);
-
-		if (!outbox_key_lt(hole.lo, covered))
-			continue;
-		hole.hi = outbox_key_min(hole.hi, covered);
-		if (!outbox_lane_add_hole(slot, &hole))
-		{
-			target = outbox_key_min(target, hole.lo);
-			outbox_lane_lower_cursor(slot, hole.lo);
-		}
-	}
-
-	if (!scan->scan_main || scan->watch < 0 ||
-		outbox_key_lt(target, slot->cursor))
+	if (scan->exhausted)
+		target = outbox_key_max(target, OUTBOX_MAKE(OutboxKey, now, PG_INT64_MIN));
+	target = outbox_key_min(target, scan->limit);
+	target = outbox_key_min(target, low);
+	if (outbox_key_lt(target, lane->cursor))
 		return;
-	Assert(outbox_key_lt(slot->cursor, target) ||
-		   outbox_key_cmp(slot->cursor, target) == 0);
-	slot->cursor = target;
-	if (scan->exhausted && scan->limit.at == PG_INT64_MAX)
-		slot->next_due = Min(scan->next_due, low.at);
+	if (scan->exhausted && outbox_key_cmp(scan->limit, OUTBOX_KEY_MAX) == 0)
+		outbox_lane_raise_cursor(lane, target, Min(scan->next_due, low.at));
 	else
-		slot->next_due = target.at;
+		outbox_lane_raise_cursor(lane, target, target.at);
 }
 
 /*
- * Publish what a scan has found, and end it.
+ * Record what was found, which must come after the cursor was raised.  What is
+ * undecided may become a lease: as long as not all leases are known, it is kept
+ * in a mark also above the cursor, as leases are.
  */
+static void
+record_found(OutboxAgenda *agenda, int number, const OutboxLaneScan *scan,
+			 TimestampTz now)
+{
+	OutboxLane *lane = outbox_lane_at(number);
+	OutboxRecord moved;
+	int			next = 0;
+
+	while (scan->token == 0 &&
+		   outbox_lane_next_moved(scan->relid, &scan->place, &next, &moved))
+		(void) outbox_lane_record(lane, &moved);
+	for (int i = 0; i < scan->nfound; i++)
+	{
+		const OutboxFound *found = &scan->found[i];
+		OutboxRecord record = found->record;
+
+		if (!lane->leases_known && FullTransactionIdIsValid(record.xid) &&
+			record.at == DT_NOBEGIN)
+			record.at = now;
+		(void) outbox_lane_record(lane, &record);
+		if (FullTransactionIdIsValid(found->blocker))
+			outbox_agenda_block(agenda, number, found->blocker, found->silent);
+	}
+}
+
+/* A scan of a part records in the lane itself what it has found. */
+static int
+lane_to_record_in(OutboxAgenda *agenda, const OutboxLaneScan *scan, int part)
+{
+	bool		is_new;
+	int			lane;
+
+	if (scan->token == 0)
+		return part;
+	lane = outbox_lane_make(agenda, &scan->place, 0, &is_new);
+	if (lane == OUTBOX_NIL)
+		agenda->misses++;
+	return lane;
+}
+
+static void
+publish_scan(OutboxAgenda *agenda, int number, OutboxLaneScan *scan,
+			 TimestampTz now)
+{
+	OutboxLane *lane = outbox_lane_at(number);
+	int			into = lane_to_record_in(agenda, scan, number);
+	OutboxKey	done;
+
+	if (into != OUTBOX_NIL)
+		record_others_parts(agenda, into, scan, now);
+	done = outbox_key_min(scan->passed, scan->limit);
+	for (int i = 0; i < scan->nmarks; i++)
+	{
+		if (scan->marks[i].cell != OUTBOX_NIL)
+			outbox_lane_drop_mark(lane, &scan->marks[i], done);
+	}
+	if (scan->scan_main && scan->kind == OUTBOX_SCAN_CLAIM)
+		advance_cursor(lane, scan, done, now);
+	if (into != OUTBOX_NIL)
+	{
+		record_own_part(agenda, into, scan, now);
+		record_found(agenda, into, scan, now);
+	}
+	if (scan->scan_main && scan->exhausted && !scan->lease_left)
+		lane->leases_known = true;
+	if (scan->phase >= 0)
+		outbox_lane_unwatch(lane, scan->phase);
+	if (scan->try_again)
+		lane->recheck_at = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
+	if (into != OUTBOX_NIL && into != number)
+		outbox_agenda_update(agenda, into, now);
+	if (scan->token != 0 && outbox_lane_has_no_marks(lane))
+		outbox_lane_drop(agenda, number);
+	else
+		outbox_agenda_update(agenda, number, now);
+	outbox_waiters_note_time(agenda);
+}
+
+/* Transactions that the lane waits for may have ended before it was known. */
+static void
+look_at_blockers(const OutboxLaneScan *scan)
+{
+	for (int i = 0; i < scan->nfound; i++)
+	{
+		FullTransactionId blocker = scan->found[i].blocker;
+
+		if (FullTransactionIdIsValid(blocker) && outbox_xact_is_over(blocker))
+			outbox_lanes_unblock(scan->relid, blocker, true);
+	}
+}
+
+/* Publish what a scan has found, and end it. */
 void
 outbox_lane_finish(OutboxLaneScan *scan, TimestampTz now)
 {
-	OutboxLane *slot = scan->slot;
-	OutboxKey	done = outbox_key_min(scan->passed, scan->limit);
-	OutboxHole	change;
-	int			next = 0;
+	OutboxAgenda *agenda;
+	int			lane;
 
-	if (slot == NULL)
+	if (!scan->tracked || scan->kind == OUTBOX_SCAN_LEASES)
 		return;
-	if (scan->kind != OUTBOX_SCAN_LEASES)
+	if (scan->nclaimed > 0 || outbox_lane_has_moved(scan->relid))
+		outbox_lane_note_claim(scan->relid, &scan->place, 0, scan->nclaimed);
+	agenda = outbox_agenda_lock_to_report(scan->relid);
+	if (agenda != NULL)
 	{
-		while (outbox_lane_own_change(scan->relid, scan->lane, &next, &change))
-			found_range(scan, &change);
+		lane = outbox_lane_find(agenda->number, &scan->place, scan->token);
+		if (lane != OUTBOX_NIL && agenda->resets == scan->resets)
+			publish_scan(agenda, lane, scan, now);
+		LWLockRelease(&agenda->lock);
 	}
-	for (int i = 0; i < scan->nfound_holes; i++)
+	if (scan->phase >= 0)
+		outbox_lane_drop_watch(scan->relid, &scan->place, scan->phase);
+	look_at_blockers(scan);
+	for (int i = 0; i < scan->nfound; i++)
 	{
-		if (scan->found_holes[i].claimed)
-			outbox_lane_remember_claim(slot, scan->relid, scan->lane,
-									   scan->found_holes[i].xid);
+		if (scan->found[i].record.at != DT_NOBEGIN &&
+			scan->found[i].record.at != DT_NOEND)
+			outbox_wake_note_lease(scan->found[i].record.at);
 	}
-
-	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-	if (outbox_directory_is_lane(slot, scan->relid, scan->lane))
-	{
-		drop_examined(slot, scan, done);
-		if (scan->kind != OUTBOX_SCAN_LEASES)
-			advance_cursor(slot, scan, done, now);
-		for (int i = 0; i < scan->nfound_leases; i++)
-			outbox_lane_add_bucket(slot, &scan->found_leases[i]);
-		if (scan->scan_main && scan->exhausted)
-			slot->leases_known = true;
-		if (scan->watch >= 0)
-			slot->watch[scan->watch].used = false;
-		outbox_lane_set_wake_at(slot);
-	}
-	LWLockRelease(&slot->lock);
-	if (scan->watch >= 0)
-		outbox_lane_drop_watch(slot, scan->watch);
-	for (int i = 0; i < scan->nfound_leases; i++)
-		outbox_wake_note_lease(scan->found_leases[i].due);
 }

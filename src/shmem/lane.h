@@ -1,7 +1,7 @@
 /*
  * lane.h
- *	  What the server remembers of each lane, so that no claim walks what is
- *	  gone.  The rules are at the top of lane.c.
+ *	  What a scan of a lane must visit, and what it leaves behind.  The rules
+ *	  are at the top of lane.c.
  */
 #ifndef OUTBOX_LANE_H
 #define OUTBOX_LANE_H
@@ -10,59 +10,92 @@
 
 #include "outbox.h"
 #include "shmem/lane_state.h"
+#include "util/hash.h"
+
+/* Marks that one scan visits at most. */
+#ifdef OUTBOX_TINY
+#define OUTBOX_SCAN_MARKS 3
+#else
+#define OUTBOX_SCAN_MARKS 256
+#endif
 
 /* What a scan is for. */
 typedef enum OutboxScanKind
 {
-	OUTBOX_SCAN_CLAIM,			/* all that may be deliverable */
+	OUTBOX_SCAN_CLAIM,			/* all that may be claimable */
 	OUTBOX_SCAN_REAP,			/* leases that have ended */
 	OUTBOX_SCAN_LEASES			/* every lease */
 } OutboxScanKind;
 
+/* What a scan has found that must be visited again. */
+typedef struct OutboxFound
+{
+	OutboxRecord record;
+	FullTransactionId blocker;	/* that must end before, by its topmost id */
+	bool		silent;			/* nobody reports that */
+} OutboxFound;
+
+/* Keys that the owner "token" must visit; if shared, others may, too. */
+typedef struct OutboxPartRecord
+{
+	uint64		token;
+	bool		shared;
+	OutboxKey	lo;
+	OutboxKey	hi;
+} OutboxPartRecord;
+
 /*
- * One scan's dealings with one lane: what it was told to look at, and, filled
- * in on the way, what it found.
+ * One scan's dealings with one lane: what it must visit, and, filled in on the
+ * way, what it found.
  */
 typedef struct OutboxLaneScan
 {
 	OutboxScanKind kind;
 	Oid			relid;
-	int64		lane;
-	OutboxLane *slot;			/* NULL: not tracked, look at everything */
-	int			watch;			/* -1: cannot move the cursor */
+	OutboxPlace place;
+	uint64		token;			/* of the part that is scanned; 0: the lane */
+	bool		tracked;		/* false: the lane learns nothing of it */
+	uint32		resets;			/* of the agenda when the scan began */
+	int			phase;			/* of the watch; -1: none */
 
-	/* told */
+	/* to be visited */
 	OutboxKey	cursor;
-	bool		scan_main;		/* look from the cursor on */
-	int			nholes;
-	OutboxHole *holes;
-	int			nbuckets;
-	OutboxBucket *buckets;
+	bool		scan_main;		/* from the cursor on */
+	int			nmarks;
+	OutboxMarkCopy *marks;
 
 	/* found */
-	OutboxKey	passed;			/* everything told below this was looked at */
-	OutboxKey	limit;			/* smallest key that was left as it was */
-	bool		exhausted;		/* the main part was looked at to its end */
-	TimestampTz next_due;		/* if exhausted: next key in the lane */
-	int			nfound_holes;
-	int			max_found_holes;
-	OutboxHole *found_holes;
-	int			nfound_leases;
-	int			max_found_leases;
-	OutboxBucket *found_leases;
+	OutboxKey	passed;			/* everything below it that was to be visited
+								 * was */
+	OutboxKey	limit;			/* smallest key that was left for others */
+	bool		exhausted;		/* the main part was visited to its end */
+	TimestampTz next_due;		/* if exhausted: of the next key in the lane */
+	bool		lease_left;		/* one that has ended was left for others */
+	bool		try_again;		/* something is locked, and by whom is not
+								 * known */
+	int			nfound;
+	int			max_found;
+	OutboxFound *found;
+	int			nparts;
+	int			max_parts;
+	OutboxPartRecord *parts;
+	int			nclaimed;
 } OutboxLaneScan;
 
-extern bool outbox_lane_begin(Oid relid, int64 lane, TimestampTz now,
+extern bool outbox_lane_begin(Oid relid, const OutboxPlace *place,
+							  uint64 token, bool use_memory, TimestampTz now,
 							  OutboxScanKind kind, OutboxLaneScan *scan);
-extern void outbox_lane_found_hole(OutboxLaneScan *scan, OutboxKey key,
-								   TransactionId xid, bool claimed);
+extern void outbox_lane_found_undecided(OutboxLaneScan *scan, OutboxKey key,
+										TransactionId xid);
+extern void outbox_lane_found_locked(OutboxLaneScan *scan, OutboxKey key,
+									 TransactionId xid);
+extern void outbox_lane_found_ready(OutboxLaneScan *scan, OutboxKey key);
+extern void outbox_lane_found_own(OutboxLaneScan *scan, OutboxKey key,
+								  TransactionId xid, TimestampTz at);
 extern void outbox_lane_found_lease(OutboxLaneScan *scan, OutboxKey key,
 									TimestampTz locked_until);
+extern void outbox_lane_found_part(OutboxLaneScan *scan, OutboxKey key,
+								   uint64 token, bool shared);
 extern void outbox_lane_finish(OutboxLaneScan *scan, TimestampTz now);
-
-extern void outbox_lane_report(Oid relid, int64 lane, OutboxKey lo,
-							   OutboxKey hi, TransactionId xid);
-extern void outbox_lane_report_lease(Oid relid, int64 lane, OutboxKey lo,
-									 OutboxKey hi, TimestampTz locked_until);
 
 #endif							/* OUTBOX_LANE_H */

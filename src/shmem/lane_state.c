@@ -1,66 +1,273 @@
 /*
  * lane_state.c
- *	  What is remembered of one lane: cursor, holes, buckets.
+ *	  What is remembered of one lane: its cursor and its marks.
  *
- * The functions here change a lane that the caller has locked.  What they
- * keep is the invariant of lane.c: where there is no room for something it is
- * merged with something else, so that more is looked at than need be, and
- * never less.
+ * The functions here keep the invariant that lane.c describes.  A scan leaves
+ * behind what it has not decided by outbox_lane_record() and by nothing else;
+ * what has been recorded is kept until a scan has visited it.  Where there is no
+ * room for it, it is merged with something else, or the cursor is lowered, so
+ * that more is visited than necessary, and never less.
+ *
+ * A lane has two lists of marks.  Those that are due are to be visited, the
+ * first in the list first.  There can be any number of them: each message of a
+ * stream that can be claimed because the one before it has ended, but that a
+ * scan has passed, is one.  Those that are pending wait for the end of a
+ * transaction, or for the end of a lease.  There are few of them, and more than
+ * OUTBOX_MAX_PENDING are merged.
+ *
+ * The caller must hold the lock of the lane's store, exclusively to change
+ * anything.
  */
 #include "postgres.h"
 
 #include "utils/timestamp.h"
 
 #include "outbox.h"
+#include "shmem/lane_memory.h"
 #include "shmem/lane_state.h"
 
-/* Holes of one transaction this close to each other become one. */
+/* Marks of one kind this close to each other become one. */
 #define NEAR_IDS 64
 #define NEAR_USECS 5000
 
-/* Nothing is known of the lane, so all of it is to be scanned. */
+/* ---------------------------------------------------------------------- */
+/* Lists                                                                  */
+/* ---------------------------------------------------------------------- */
+
+static void
+append_due(OutboxLane *lane, int cell)
+{
+	OutboxMark *mark = outbox_mark_at(cell);
+
+	mark->due = true;
+	mark->next = OUTBOX_NIL;
+	mark->prev = lane->due_last;
+	if (lane->due_last != OUTBOX_NIL)
+		outbox_mark_at(lane->due_last)->next = cell;
+	else
+		lane->due_first = cell;
+	lane->due_last = cell;
+}
+
+static void
+push_pending(OutboxLane *lane, int cell)
+{
+	OutboxMark *mark = outbox_mark_at(cell);
+
+	mark->due = false;
+	mark->prev = OUTBOX_NIL;
+	mark->next = lane->pending_first;
+	if (lane->pending_first != OUTBOX_NIL)
+		outbox_mark_at(lane->pending_first)->prev = cell;
+	lane->pending_first = cell;
+	lane->npending++;
+}
+
+/* Take a mark off its list. */
+static void
+unlink_mark(OutboxLane *lane, int cell)
+{
+	const OutboxMark *mark = outbox_mark_at(cell);
+
+	if (mark->next != OUTBOX_NIL)
+		outbox_mark_at(mark->next)->prev = mark->prev;
+	else if (mark->due)
+		lane->due_last = mark->prev;
+	if (mark->prev != OUTBOX_NIL)
+		outbox_mark_at(mark->prev)->next = mark->next;
+	else if (mark->due)
+		lane->due_first = mark->next;
+	else
+		lane->pending_first = mark->next;
+	if (!mark->due)
+		lane->npending--;
+}
+
+static void
+remove_mark(OutboxLane *lane, int cell)
+{
+	unlink_mark(lane, cell);
+	/* copies of it that scans have stand for nothing any more */
+	outbox_mark_at(cell)->serial = 0;
+	outbox_cell_free(cell);
+}
+
+/* ---------------------------------------------------------------------- */
+/* A lane as a whole                                                      */
+/* ---------------------------------------------------------------------- */
+
 void
-outbox_lane_reset(OutboxLane *slot)
+outbox_lane_forget_marks(OutboxLane *lane)
 {
-	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
-	slot->cursor = OUTBOX_KEY_MIN;
-	slot->next_due = PG_INT64_MIN;
-	slot->leases_known = false;
-	slot->nholes = 0;
-	slot->nbuckets = 0;
-	memset(slot->watch, 0, sizeof(slot->watch));
+	while (lane->due_first != OUTBOX_NIL)
+		remove_mark(lane, lane->due_first);
+	while (lane->pending_first != OUTBOX_NIL)
+		remove_mark(lane, lane->pending_first);
 }
 
-/* Could this lane lose its slot without anybody missing anything? */
-bool
-outbox_lane_is_quiet(const OutboxLane *slot)
+/* Nothing is known of the lane, so all of it must be scanned. */
+void
+outbox_lane_forget(OutboxLane *lane)
 {
-	return slot->next_due == PG_INT64_MAX && slot->leases_known &&
-		slot->nholes == 0 && slot->nbuckets == 0;
+	Assert(lane->token == 0);
+	outbox_lane_forget_marks(lane);
+	outbox_lane_lower_cursor(lane, OUTBOX_KEY_MIN);
+	lane->leases_known = false;
 }
 
 bool
-outbox_lane_is_watched(const OutboxLane *slot)
+outbox_lane_has_no_marks(const OutboxLane *lane)
 {
-	for (int i = 0; i < OUTBOX_MAX_WATCHES; i++)
+	return lane->due_first == OUTBOX_NIL && lane->pending_first == OUTBOX_NIL;
+}
+
+/* Can the lane be forgotten without anything being missed? */
+bool
+outbox_lane_is_quiet(const OutboxLane *lane)
+{
+	return lane->next_due == PG_INT64_MAX && lane->leases_known &&
+		!lane->called && outbox_lane_has_no_marks(lane) &&
+		lane->nscans[0] == 0 && lane->nscans[1] == 0 && lane->nparts == 0;
+}
+
+/* A transaction has ended that decides what becomes of some of its messages. */
+void
+outbox_lane_call(OutboxLane *lane)
+{
+	lane->called = lane->called_to_reap = true;
+}
+
+/* Is there something in the lane that a claim must visit now? */
+bool
+outbox_lane_is_visitable(const OutboxLane *lane, TimestampTz now)
+{
+	return lane->due_first != OUTBOX_NIL || lane->called ||
+		lane->next_due <= now || lane->nparts > 0;
+}
+
+/*
+ * When does something become due that is not yet, if nobody reports anything?
+ * *lease is when the first lease ends, or has ended.
+ */
+TimestampTz
+outbox_lane_next_time(const OutboxLane *lane, TimestampTz *lease)
+{
+	TimestampTz next = Min(lane->next_due, lane->recheck_at);
+
+	/* where leases are not known, one may have ended */
+	*lease = !lane->leases_known || lane->called_to_reap ? DT_NOBEGIN :
+		lane->due_first != OUTBOX_NIL ? lane->ended_at : DT_NOEND;
+	for (int cell = lane->pending_first; cell != OUTBOX_NIL;
+		 cell = outbox_mark_at(cell)->next)
 	{
-		if (slot->watch[i].used)
-			return true;
+		const OutboxMark *mark = outbox_mark_at(cell);
+
+		if (FullTransactionIdIsValid(mark->xid))
+			continue;
+		next = Min(next, mark->at);
+		*lease = Min(*lease, mark->at);
 	}
-	return false;
+	return next;
 }
 
-/* A scan has to look again from key on. */
-void
-outbox_lane_lower_cursor(OutboxLane *slot, OutboxKey key)
+/* No message that can be claimed now has a smaller key. */
+OutboxKey
+outbox_lane_first_key(const OutboxLane *lane, TimestampTz now)
 {
-	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
-	slot->cursor = outbox_key_min(slot->cursor, key);
-	slot->next_due = Min(slot->next_due, key.at);
+	OutboxKey	first = OUTBOX_KEY_MAX;
+	int			looked_at = 0;
+
+	if (lane->called || lane->nparts > 0)
+		return OUTBOX_KEY_MIN;
+	if (lane->next_due <= now)
+		first = outbox_key_max(lane->cursor,
+							   OUTBOX_MAKE(OutboxKey, lane->next_due, PG_INT64_MIN));
+	for (int cell = lane->due_first; cell != OUTBOX_NIL;
+		 cell = outbox_mark_at(cell)->next)
+	{
+		if (++looked_at > OUTBOX_MAX_PENDING)
+			return OUTBOX_KEY_MIN;
+		first = outbox_key_min(first, outbox_mark_at(cell)->lo);
+	}
+	return first;
 }
 
-bool
-outbox_keys_near(OutboxKey a, OutboxKey b)
+/* ---------------------------------------------------------------------- */
+/* The cursor                                                             */
+/* ---------------------------------------------------------------------- */
+
+/* Scans under way must not move the cursor beyond this key. */
+static void
+lower_watches(OutboxLane *lane, OutboxKey key)
+{
+	for (int i = 0; i < lengthof(lane->low); i++)
+	{
+		if (lane->nscans[i] > 0)
+			lane->low[i] = outbox_key_min(lane->low[i], key);
+	}
+}
+
+/* Scans must begin at this key again, if not at a smaller one. */
+void
+outbox_lane_lower_cursor(OutboxLane *lane, OutboxKey key)
+{
+	lower_watches(lane, key);
+	lane->cursor = outbox_key_min(lane->cursor, key);
+	lane->next_due = Min(lane->next_due, key.at);
+}
+
+/* There may be something new from this key on. */
+void
+outbox_lane_report_key(OutboxLane *lane, OutboxKey key)
+{
+	lower_watches(lane, key);
+	lane->next_due = Min(lane->next_due, key.at);
+}
+
+/*
+ * A scan has visited everything below "key", and recorded what must be visited
+ * again.  Nothing from there on is due before next_due.
+ */
+void
+outbox_lane_raise_cursor(OutboxLane *lane, OutboxKey key, TimestampTz next_due)
+{
+	Assert(!outbox_key_lt(key, lane->cursor));
+	lane->cursor = key;
+	lane->next_due = next_due;
+}
+
+/*
+ * A scan begins: from now on the smallest key reported is remembered.  Scans
+ * share two of these: one is for those that began before the other was cleared
+ * last, so none of them stays low for longer than two scans take.
+ */
+int
+outbox_lane_watch(OutboxLane *lane)
+{
+	int			other = 1 - lane->phase;
+
+	if (lane->nscans[other] == 0)
+	{
+		lane->phase = other;
+		lane->low[other] = OUTBOX_KEY_MAX;
+	}
+	lane->nscans[lane->phase]++;
+	return lane->phase;
+}
+
+void
+outbox_lane_unwatch(OutboxLane *lane, int phase)
+{
+	Assert(lane->nscans[phase] > 0);
+	lane->nscans[phase]--;
+}
+
+/* ---------------------------------------------------------------------- */
+/* The recorder                                                           */
+/* ---------------------------------------------------------------------- */
+
+static bool
+keys_near(OutboxKey a, OutboxKey b)
 {
 	OutboxKey	lo = outbox_key_min(a, b);
 	OutboxKey	hi = outbox_key_max(a, b);
@@ -69,215 +276,378 @@ outbox_keys_near(OutboxKey a, OutboxKey b)
 		hi.id - lo.id <= NEAR_IDS && lo.id - hi.id <= NEAR_IDS;
 }
 
-/* Do two ranges overlap, or nearly? */
+/* Do a mark and a record overlap, or nearly? */
 static bool
-ranges_meet(OutboxKey alo, OutboxKey ahi, OutboxKey blo, OutboxKey bhi)
+ranges_meet(const OutboxMark *mark, const OutboxRecord *record)
 {
-	if (outbox_key_lt(ahi, blo))
-		return outbox_keys_near(ahi, blo);
-	if (outbox_key_lt(bhi, alo))
-		return outbox_keys_near(bhi, alo);
+	if (outbox_key_lt(mark->hi, record->lo))
+		return keys_near(mark->hi, record->lo);
+	if (outbox_key_lt(record->hi, mark->lo))
+		return keys_near(record->hi, mark->lo);
 	return true;
+}
+
+/* How far apart in time they are. */
+static int64
+gap_between(const OutboxMark *mark, const OutboxRecord *record)
+{
+	return Max(0, Max(record->lo.at - mark->hi.at, mark->lo.at - record->hi.at));
+}
+
+/* What scans have copied of the mark is no longer all of it. */
+static void
+extend_mark(OutboxMark *mark, const OutboxRecord *record)
+{
+	mark->serial = outbox_mark_serial();
+	mark->lo = outbox_key_min(mark->lo, record->lo);
+	mark->hi = outbox_key_max(mark->hi, record->hi);
+}
+
+/* Leases that end in the same second, of messages close to each other. */
+static bool
+leases_meet(const OutboxMark *mark, const OutboxRecord *record)
+{
+	return mark->at / USECS_PER_SEC == record->at / USECS_PER_SEC &&
+		gap_between(mark, record) <= USECS_PER_SEC;
+}
+
+/* Can the record be added to this pending mark, at no cost? */
+static bool
+mark_includes(const OutboxMark *mark, const OutboxRecord *record)
+{
+	if (!FullTransactionIdEquals(mark->xid, record->xid))
+		return false;
+	if (FullTransactionIdIsValid(record->xid))
+		return mark->at == record->at && ranges_meet(mark, record);
+	return leases_meet(mark, record);
 }
 
 /*
- * Of the holes of transactions that have several, merge the two that lie
- * closest.  The merged range covers more than it must, and is walked once
- * more when its transaction ends.
+ * There is no room for another pending mark: add the record to the one closest
+ * to it, if possible of its kind.  If their conditions differ, the mark will be
+ * visited at once.  False if there is no mark.
  */
 static bool
-merge_holes(OutboxLane *slot)
+merge_pending(OutboxLane *lane, const OutboxRecord *record)
 {
-	int			best_a = -1;
-	int			best_b = -1;
+	int			best = OUTBOX_NIL;
+	bool		best_alike = false;
 	int64		best_gap = PG_INT64_MAX;
+	OutboxMark *mark;
 
-	for (int a = 0; a < slot->nholes; a++)
+	for (int cell = lane->pending_first; cell != OUTBOX_NIL;
+		 cell = outbox_mark_at(cell)->next)
 	{
-		OutboxHole *ha = &slot->holes[a];
+		bool		alike;
+		int64		gap;
 
-		for (int b = a + 1; b < slot->nholes; b++)
+		mark = outbox_mark_at(cell);
+		alike = FullTransactionIdEquals(mark->xid, record->xid) &&
+			(mark->at == record->at || !FullTransactionIdIsValid(record->xid));
+		gap = gap_between(mark, record);
+		if (best == OUTBOX_NIL || alike > best_alike ||
+			(alike == best_alike && gap < best_gap))
 		{
-			OutboxHole *hb = &slot->holes[b];
-			int64		gap;
-
-			if (ha->xid != hb->xid || ha->claimed != hb->claimed)
-				continue;
-			gap = Max(hb->lo.at, ha->lo.at) - Min(ha->hi.at, hb->hi.at);
-			if (best_a < 0 || gap < best_gap)
-			{
-				best_a = a;
-				best_b = b;
-				best_gap = gap;
-			}
-		}
-	}
-	if (best_a < 0)
-		return false;
-	slot->holes[best_a].lo = outbox_key_min(slot->holes[best_a].lo,
-											slot->holes[best_b].lo);
-	slot->holes[best_a].hi = outbox_key_max(slot->holes[best_a].hi,
-											slot->holes[best_b].hi);
-	slot->holes[best_b] = slot->holes[--slot->nholes];
-	return true;
-}
-
-/* Remember a hole; false if there is no room for it. */
-bool
-outbox_lane_add_hole(OutboxLane *slot, const OutboxHole *hole)
-{
-	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
-	Assert(!outbox_key_lt(hole->hi, hole->lo));
-	Assert(slot->nholes >= 0 && slot->nholes <= OUTBOX_MAX_HOLES);
-	for (int i = slot->nholes - 1; i >= 0; i--)
-	{
-		OutboxHole *have = &slot->holes[i];
-
-		if (have->xid == hole->xid && have->claimed == hole->claimed &&
-			ranges_meet(have->lo, have->hi, hole->lo, hole->hi))
-		{
-			have->lo = outbox_key_min(have->lo, hole->lo);
-			have->hi = outbox_key_max(have->hi, hole->hi);
-			return true;
-		}
-	}
-	if (slot->nholes == OUTBOX_MAX_HOLES && !merge_holes(slot))
-		return false;
-	slot->holes[slot->nholes++] = *hole;
-	return true;
-}
-
-/* Merge the two neighbouring buckets whose keys lie closest. */
-static void
-merge_buckets(OutboxLane *slot)
-{
-	int			best = 0;
-	int64		best_gap = PG_INT64_MAX;
-
-	Assert(slot->nbuckets >= 2);
-	for (int i = 0; i + 1 < slot->nbuckets; i++)
-	{
-		int64		gap = slot->buckets[i + 1].lo.at - slot->buckets[i].hi.at;
-
-		if (gap < best_gap)
-		{
-			best = i;
+			best = cell;
+			best_alike = alike;
 			best_gap = gap;
 		}
 	}
-	slot->buckets[best].due = Min(slot->buckets[best].due,
-								  slot->buckets[best + 1].due);
-	slot->buckets[best].lo = outbox_key_min(slot->buckets[best].lo,
-											slot->buckets[best + 1].lo);
-	slot->buckets[best].hi = outbox_key_max(slot->buckets[best].hi,
-											slot->buckets[best + 1].hi);
-	slot->nbuckets--;
-	memmove(&slot->buckets[best + 1], &slot->buckets[best + 2],
-			(slot->nbuckets - best - 1) * sizeof(OutboxBucket));
+	if (best == OUTBOX_NIL)
+		return false;
+	mark = outbox_mark_at(best);
+	extend_mark(mark, record);
+	if (best_alike)
+		mark->at = Min(mark->at, record->at);
+	else
+	{
+		unlink_mark(lane, best);
+		mark->xid = InvalidFullTransactionId;
+		append_due(lane, best);
+	}
+	return true;
 }
 
-/*
- * Remember leases.  Those that end in the same second and lie close together
- * share a bucket, which is due when the first of them ends.
- */
-void
-outbox_lane_add_bucket(OutboxLane *slot, const OutboxBucket *bucket)
+/* No cell is left: add the record to a mark that there is already. */
+static bool
+merge_somewhere(OutboxLane *lane, const OutboxRecord *record, bool due)
 {
-	int			at;
-
-	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
-	Assert(!outbox_key_lt(bucket->hi, bucket->lo));
-	Assert(slot->nbuckets >= 0 && slot->nbuckets <= OUTBOX_MAX_BUCKETS);
-	for (int i = slot->nbuckets - 1; i >= 0; i--)
+	if (due && lane->due_last != OUTBOX_NIL)
 	{
-		OutboxBucket *have = &slot->buckets[i];
+		extend_mark(outbox_mark_at(lane->due_last), record);
+		return true;
+	}
+	if (merge_pending(lane, record))
+		return true;
+	if (lane->due_last == OUTBOX_NIL)
+		return false;
+	extend_mark(outbox_mark_at(lane->due_last), record);
+	return true;
+}
 
-		if (have->due / USECS_PER_SEC == bucket->due / USECS_PER_SEC &&
-			bucket->lo.at - have->hi.at <= USECS_PER_SEC &&
-			have->lo.at - bucket->hi.at <= USECS_PER_SEC)
+/* A mark for the record, unless one that there is already includes it. */
+static bool
+add_mark(OutboxLane *lane, const OutboxRecord *record, bool due)
+{
+	OutboxMark *mark;
+	int			cell;
+
+	if (due)
+	{
+		if (lane->due_last != OUTBOX_NIL &&
+			ranges_meet(outbox_mark_at(lane->due_last), record))
 		{
-			/* the order by lo may suffer a little; only merging cares */
-			have->due = Min(have->due, bucket->due);
-			have->lo = outbox_key_min(have->lo, bucket->lo);
-			have->hi = outbox_key_max(have->hi, bucket->hi);
-			return;
+			extend_mark(outbox_mark_at(lane->due_last), record);
+			return true;
 		}
 	}
-	if (slot->nbuckets == OUTBOX_MAX_BUCKETS)
-		merge_buckets(slot);
-	at = slot->nbuckets++;
-	while (at > 0 && outbox_key_lt(bucket->lo, slot->buckets[at - 1].lo))
+	else
 	{
-		slot->buckets[at] = slot->buckets[at - 1];
-		at--;
+		for (cell = lane->pending_first; cell != OUTBOX_NIL;
+			 cell = outbox_mark_at(cell)->next)
+		{
+			mark = outbox_mark_at(cell);
+			if (mark_includes(mark, record))
+			{
+				extend_mark(mark, record);
+				mark->at = Min(mark->at, record->at);
+				return true;
+			}
+		}
+		if (lane->npending >= OUTBOX_MAX_PENDING)
+			return merge_pending(lane, record);
 	}
-	slot->buckets[at] = *bucket;
+
+	cell = outbox_cell_new();
+	if (cell == OUTBOX_NIL)
+		return merge_somewhere(lane, record, due);
+	mark = outbox_mark_at(cell);
+	mark->serial = outbox_mark_serial();
+	mark->lo = record->lo;
+	mark->hi = record->hi;
+	mark->at = record->at;
+	mark->xid = record->xid;
+	if (due)
+		append_due(lane, cell);
+	else
+		push_pending(lane, cell);
+	return true;
 }
 
-/* Where in the lane's list is this very hole? */
-static int
-position_of_hole(const OutboxLane *slot, const OutboxHole *hole)
+/* Leases, to be visited when they end. */
+static void
+record_leases(OutboxLane *lane, const OutboxRecord *record)
 {
-	for (int i = 0; i < slot->nholes; i++)
-	{
-		const OutboxHole *have = &slot->holes[i];
-
-		if (have->xid == hole->xid && have->claimed == hole->claimed &&
-			outbox_key_cmp(have->lo, hole->lo) == 0 &&
-			outbox_key_cmp(have->hi, hole->hi) == 0)
-			return i;
-	}
-	return -1;
-}
-
-static int
-position_of_bucket(const OutboxLane *slot, const OutboxBucket *bucket)
-{
-	for (int i = 0; i < slot->nbuckets; i++)
-	{
-		const OutboxBucket *have = &slot->buckets[i];
-
-		if (have->due == bucket->due &&
-			outbox_key_cmp(have->lo, bucket->lo) == 0 &&
-			outbox_key_cmp(have->hi, bucket->hi) == 0)
-			return i;
-	}
-	return -1;
+	if (add_mark(lane, record, false))
+		return;
+	outbox_lane_lower_cursor(lane, record->lo);
+	lane->leases_known = false;
 }
 
 /*
- * A hole, or a bucket, was looked at up to "done".  Take that much off the
- * list, if it is still as it was then.
+ * Keep in mind that lo..hi must be visited again.  From the cursor on that
+ * needs no mark, because the next scan comes by, if it knows that it must; but
+ * a lease is always in a mark, or it would not be known when it ends.
+ *
+ * False if there is no room, which happens only to a part of a lane: the caller
+ * must then record it in the lane itself.
  */
-void
-outbox_lane_drop_hole(OutboxLane *slot, const OutboxHole *hole, OutboxKey done)
+bool
+outbox_lane_record(OutboxLane *lane, const OutboxRecord *record)
 {
-	int			at = position_of_hole(slot, hole);
+	OutboxRecord below = *record;
+	bool		due = !FullTransactionIdIsValid(record->xid) &&
+	record->at == DT_NOBEGIN;
 
-	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
-	if (at < 0 || !outbox_key_lt(hole->lo, done))
-		return;
-	if (outbox_key_lt(hole->hi, done))
-		slot->holes[at] = slot->holes[--slot->nholes];
-	else
-		slot->holes[at].lo = done;
+	Assert(!outbox_key_lt(record->hi, record->lo));
+	if (lane->token != 0)
+		return add_mark(lane, record, due);
+	if (record->at != DT_NOBEGIN && record->at != DT_NOEND)
+	{
+		record_leases(lane, record);
+		return true;
+	}
+	if (!outbox_key_lt(record->hi, lane->cursor))
+		outbox_lane_report_key(lane, outbox_key_max(record->lo, lane->cursor));
+	if (!outbox_key_lt(record->lo, lane->cursor))
+		return true;
+	below.hi = outbox_key_min(record->hi, lane->cursor);
+	if (!add_mark(lane, &below, due))
+		outbox_lane_lower_cursor(lane, record->lo);
+	return true;
 }
 
+/* What was for one owner is for all. */
 void
-outbox_lane_drop_bucket(OutboxLane *slot, const OutboxBucket *bucket,
-						OutboxKey done)
+outbox_lane_take_over_marks(OutboxLane *lane, OutboxLane *part)
 {
-	int			at = position_of_bucket(slot, bucket);
-
-	Assert(LWLockHeldByMeInMode(&slot->lock, LW_EXCLUSIVE));
-	if (at < 0 || !outbox_key_lt(bucket->lo, done))
-		return;
-	if (outbox_key_lt(bucket->hi, done))
+	Assert(lane->token == 0 && part->token != 0);
+	while (part->due_first != OUTBOX_NIL)
 	{
-		slot->nbuckets--;
-		memmove(&slot->buckets[at], &slot->buckets[at + 1],
-				(slot->nbuckets - at) * sizeof(OutboxBucket));
+		const OutboxMark *mark = outbox_mark_at(part->due_first);
+		OutboxRecord record = {
+			.lo = mark->lo,.hi = mark->hi,.xid = InvalidFullTransactionId,
+			.at = DT_NOBEGIN
+		};
+
+		(void) outbox_lane_record(lane, &record);
+		remove_mark(part, part->due_first);
 	}
-	else
-		slot->buckets[at].lo = done;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Visiting                                                               */
+/* ---------------------------------------------------------------------- */
+
+/* Leases have ended: what is pending for that is due now. */
+void
+outbox_lane_make_due(OutboxLane *lane, TimestampTz now)
+{
+	int			next;
+
+	for (int cell = lane->pending_first; cell != OUTBOX_NIL; cell = next)
+	{
+		const OutboxMark *mark = outbox_mark_at(cell);
+
+		next = mark->next;
+		if (!FullTransactionIdIsValid(mark->xid) && mark->at <= now)
+		{
+			if (lane->due_first == OUTBOX_NIL)
+				lane->ended_at = DT_NOEND;
+			lane->ended_at = Min(lane->ended_at, mark->at);
+			unlink_mark(lane, cell);
+			append_due(lane, cell);
+		}
+	}
+}
+
+/* Are there more than n marks to be visited? */
+bool
+outbox_lane_has_more_due(const OutboxLane *lane, int n)
+{
+	int			cell = lane->due_first;
+
+	while (cell != OUTBOX_NIL && n-- > 0)
+		cell = outbox_mark_at(cell)->next;
+	return cell != OUTBOX_NIL;
+}
+
+static void
+copy_mark(int cell, OutboxMarkCopy *copy)
+{
+	const OutboxMark *mark = outbox_mark_at(cell);
+
+	copy->cell = cell;
+	copy->serial = mark->serial;
+	copy->record = OUTBOX_MAKE(OutboxRecord, mark->lo, mark->hi, mark->xid,
+							   mark->at);
+}
+
+/*
+ * Copy the first marks that are due, at most "max"; how many.  They become the
+ * last, so that another scan will take others.
+ */
+int
+outbox_lane_copy_due(OutboxLane *lane, OutboxMarkCopy *copies, int max)
+{
+	int			last = lane->due_last;
+	int			n = 0;
+
+	while (n < max && lane->due_first != OUTBOX_NIL)
+	{
+		int			cell = lane->due_first;
+
+		copy_mark(cell, &copies[n++]);
+		unlink_mark(lane, cell);
+		append_due(lane, cell);
+		if (cell == last)
+			break;
+	}
+	return n;
+}
+
+/*
+ * Copy the pending marks that wait for a transaction, or the others; how many.
+ * There must be room for OUTBOX_MAX_PENDING.
+ */
+int
+outbox_lane_copy_pending(const OutboxLane *lane, OutboxMarkCopy *copies,
+						 bool undecided)
+{
+	int			n = 0;
+
+	Assert(lane->npending <= OUTBOX_MAX_PENDING);
+	for (int cell = lane->pending_first; cell != OUTBOX_NIL;
+		 cell = outbox_mark_at(cell)->next)
+	{
+		if (FullTransactionIdIsValid(outbox_mark_at(cell)->xid) == undecided)
+			copy_mark(cell, &copies[n++]);
+	}
+	return n;
+}
+
+/* Is it still the mark that was copied? */
+static bool
+mark_stands(const OutboxMark *mark, const OutboxMarkCopy *copy)
+{
+	return mark->serial == copy->serial &&
+		outbox_key_cmp(mark->lo, copy->record.lo) == 0 &&
+		outbox_key_cmp(mark->hi, copy->record.hi) == 0 &&
+		FullTransactionIdEquals(mark->xid, copy->record.xid);
+}
+
+/*
+ * A mark could be visited, and was, up to "done".  Drop that much of it.  What is
+ * left is due, whatever it waited for before.
+ */
+void
+outbox_lane_drop_mark(OutboxLane *lane, const OutboxMarkCopy *copy,
+					  OutboxKey done)
+{
+	OutboxMark *mark = outbox_mark_at(copy->cell);
+
+	if (!mark_stands(mark, copy))
+		return;
+	if (outbox_key_lt(mark->hi, done))
+	{
+		remove_mark(lane, copy->cell);
+		return;
+	}
+	mark->lo = outbox_key_max(mark->lo, done);
+	if (mark->due)
+		return;
+	unlink_mark(lane, copy->cell);
+	mark->xid = InvalidFullTransactionId;
+	append_due(lane, copy->cell);
+}
+
+static int
+find_pending(const OutboxLane *lane, FullTransactionId xid)
+{
+	int			cell = lane->pending_first;
+
+	while (cell != OUTBOX_NIL &&
+		   !FullTransactionIdEquals(outbox_mark_at(cell)->xid, xid))
+		cell = outbox_mark_at(cell)->next;
+	return cell;
+}
+
+/* Our transaction xid has committed: its leases stand. */
+void
+outbox_lane_decide(OutboxLane *lane, FullTransactionId xid)
+{
+	int			cell;
+
+	Assert(FullTransactionIdIsValid(xid));
+	while ((cell = find_pending(lane, xid)) != OUTBOX_NIL)
+	{
+		const OutboxMark *mark = outbox_mark_at(cell);
+		OutboxRecord record;
+
+		record = OUTBOX_MAKE(OutboxRecord, mark->lo, mark->hi,
+							 InvalidFullTransactionId, mark->at);
+		remove_mark(lane, cell);
+		if (record.at != DT_NOEND)
+			(void) outbox_lane_record(lane, &record);
+	}
 }

@@ -1,75 +1,71 @@
 /*
  * lane_state.h
- *	  What is remembered of one lane: cursor, holes, buckets.
+ *	  What is remembered of one lane: its cursor and its marks.
  */
 #ifndef OUTBOX_LANE_STATE_H
 #define OUTBOX_LANE_STATE_H
 
 #include "postgres.h"
 
-#include "storage/lwlock.h"
+#include "access/transam.h"
 
 #include "outbox.h"
+#include "shmem/lane_memory.h"
 
-/* What a lane can hold; beyond it we look at more than we need, never less. */
-#define OUTBOX_MAX_HOLES 256
-#define OUTBOX_MAX_BUCKETS 128
-#define OUTBOX_MAX_WATCHES 16
-
-/*
- * Keys below the cursor whose fate was open when a scan passed them.  xid is
- * who decides it; invalid means: look every time.  A hole is "claimed" when
- * xid is a claim that took everything in it, so that its commit closes it.
- */
-typedef struct OutboxHole
+/* What is to be recorded; see OutboxMark. */
+typedef struct OutboxRecord
 {
 	OutboxKey	lo;
 	OutboxKey	hi;
-	TransactionId xid;
-	bool		claimed;
-} OutboxHole;
+	FullTransactionId xid;
+	TimestampTz at;
+} OutboxRecord;
 
-/* Keys of messages whose leases end from "due" on. */
-typedef struct OutboxBucket
+/* A mark as a scan has taken it along, and which it was. */
+typedef struct OutboxMarkCopy
 {
-	TimestampTz due;
-	OutboxKey	lo;
-	OutboxKey	hi;
-} OutboxBucket;
+	int			cell;
+	uint32		serial;
+	OutboxRecord record;
+} OutboxMarkCopy;
 
-/* A scan under way: the smallest key reported since it began. */
-typedef struct OutboxWatch
-{
-	bool		used;
-	OutboxKey	low;
-} OutboxWatch;
+extern void outbox_lane_forget(OutboxLane *lane);
+extern void outbox_lane_forget_marks(OutboxLane *lane);
+extern bool outbox_lane_has_no_marks(const OutboxLane *lane);
+extern bool outbox_lane_is_quiet(const OutboxLane *lane);
+extern void outbox_lane_call(OutboxLane *lane);
+extern bool outbox_lane_is_visitable(const OutboxLane *lane, TimestampTz now);
+extern TimestampTz outbox_lane_next_time(const OutboxLane *lane,
+										 TimestampTz *lease);
+extern OutboxKey outbox_lane_first_key(const OutboxLane *lane,
+									   TimestampTz now);
 
-/* What is remembered of a lane; all under its lock. */
-typedef struct OutboxLane
-{
-	LWLock		lock;
-	OutboxKey	cursor;
-	TimestampTz next_due;		/* nothing from cursor on is due before */
-	bool		leases_known;	/* every live lease is in a bucket */
-	int			nholes;
-	int			nbuckets;
-	OutboxWatch watch[OUTBOX_MAX_WATCHES];
-	OutboxHole	holes[OUTBOX_MAX_HOLES];
-	OutboxBucket buckets[OUTBOX_MAX_BUCKETS];	/* by lo, nearly */
-} OutboxLane;
+extern bool outbox_lane_record(OutboxLane *lane, const OutboxRecord *record);
+extern void outbox_lane_take_over_marks(OutboxLane *lane, OutboxLane *part);
+extern void outbox_lane_lower_cursor(OutboxLane *lane, OutboxKey key);
+extern void outbox_lane_report_key(OutboxLane *lane, OutboxKey key);
+extern void outbox_lane_raise_cursor(OutboxLane *lane, OutboxKey key,
+									 TimestampTz next_due);
 
-extern void outbox_lane_reset(OutboxLane *slot);
-extern bool outbox_lane_is_quiet(const OutboxLane *slot);
-extern bool outbox_lane_is_watched(const OutboxLane *slot);
-extern void outbox_lane_lower_cursor(OutboxLane *slot, OutboxKey key);
-extern bool outbox_lane_add_hole(OutboxLane *slot, const OutboxHole *hole);
-extern void outbox_lane_drop_hole(OutboxLane *slot, const OutboxHole *hole,
+extern void outbox_lane_make_due(OutboxLane *lane, TimestampTz now);
+extern bool outbox_lane_has_more_due(const OutboxLane *lane, int n);
+extern int	outbox_lane_copy_due(OutboxLane *lane, OutboxMarkCopy *copies,
+								 int max);
+extern int	outbox_lane_copy_pending(const OutboxLane *lane,
+									 OutboxMarkCopy *copies, bool undecided);
+extern void outbox_lane_drop_mark(OutboxLane *lane, const OutboxMarkCopy *copy,
 								  OutboxKey done);
-extern void outbox_lane_add_bucket(OutboxLane *slot,
-								   const OutboxBucket *bucket);
-extern void outbox_lane_drop_bucket(OutboxLane *slot,
-									const OutboxBucket *bucket,
-									OutboxKey done);
-extern bool outbox_keys_near(OutboxKey a, OutboxKey b);
+extern void outbox_lane_decide(OutboxLane *lane, FullTransactionId xid);
+
+
+extern int	outbox_lane_watch(OutboxLane *lane);
+extern void outbox_lane_unwatch(OutboxLane *lane, int phase);
+
+/* More pending marks than this are merged. */
+#ifdef OUTBOX_TINY
+#define OUTBOX_MAX_PENDING 4
+#else
+#define OUTBOX_MAX_PENDING 64
+#endif
 
 #endif							/* OUTBOX_LANE_STATE_H */

@@ -2,160 +2,338 @@
  * lane_xact.c
  *	  What a transaction has done to lanes, and what its end means for them.
  *
- * Three lists, in local memory, each forgotten with the transaction:
+ * Lists in local memory, each forgotten with the transaction:
  *
- *	changes		keys that rows were moved away from, or deleted at
- *	claims		lanes with holes that a commit closes
+ *	notes		what the lanes are to know when it commits
+ *	moves		keys that rows were moved away from, or deleted at
+ *	claims		lanes that have marks of its own
  *	watches		scans under way, to be called off if they end in an error
+ *	tables		all tables of ours that it has changed
  *
- * That a transaction has aborted need not be told to anybody: its holes are
- * there, and whoever finds it ended looks into them.
+ * A table is doubtful in a transaction that has done something to it of which
+ * the lanes cannot know: TRUNCATE, or writing rows where the memory could not be
+ * reached.  Scans of a doubtful table in this transaction use no memory, and the
+ * table's epoch is raised at the transaction's end, whichever way.
  */
 #include "postgres.h"
 
 #include "access/transam.h"
 #include "access/xact.h"
+#include "utils/timestamp.h"
 
 #include "outbox.h"
-#include "shmem/lane_directory.h"
+#include "shmem/agenda.h"
+#include "shmem/directory.h"
+#include "shmem/epoch.h"
+#include "shmem/lane_memory.h"
+#include "shmem/lane_publish.h"
 #include "shmem/lane_state.h"
 #include "shmem/lane_xact.h"
 #include "shmem/wake.h"
 #include "util/grow.h"
+#include "util/hash.h"
 
-/* How far back to look for a range that a key can be added to. */
+/* How far back to look for an entry that a key can be added to. */
 #define LOOK_BACK 8
 
 /* Keys that rows were moved away from. */
-typedef struct OwnChange
+typedef struct Move
 {
 	Oid			relid;
-	int64		lane;
+	OutboxPlace place;
 	OutboxKey	lo;
 	OutboxKey	hi;
 	TransactionId xid;
-	bool		published;		/* there is a hole for it */
-} OwnChange;
+} Move;
 
 /* A lane in which we have claimed. */
-typedef struct OwnClaim
+typedef struct Claim
 {
-	OutboxLane *slot;
 	Oid			relid;
-	int64		lane;
+	OutboxPlace place;
+	uint64		token;
 	TransactionId xid;
-} OwnClaim;
+	int			nmessages;
+} Claim;
 
-/* A watch, and the transaction depth that opened it. */
-typedef struct HeldWatch
+/* A scan under way, and the transaction depth that began it. */
+typedef struct Watch
 {
-	OutboxLane *slot;
-	int			watch;
+	Oid			relid;
+	OutboxPlace place;
+	uint32		resets;
+	int			phase;
 	int			nest_level;
-} HeldWatch;
+} Watch;
 
-static OwnChange *changes = NULL;
-static int	nchanges = 0;
-static int	max_changes = 0;
+typedef struct Table
+{
+	Oid			relid;
+	bool		doubtful;
+} Table;
 
-static OwnClaim *claims = NULL;
+static OutboxLaneNote *notes = NULL;
+static int	nnotes = 0;
+static int	max_notes = 0;
+
+static Move *moves = NULL;
+static int	nmoves = 0;
+static int	max_moves = 0;
+
+static Claim *claims = NULL;
 static int	nclaims = 0;
 static int	max_claims = 0;
 
-static HeldWatch *watches = NULL;
+static Watch *watches = NULL;
 static int	nwatches = 0;
 static int	max_watches = 0;
 
+static Table *tables = NULL;
+static int	ntables = 0;
+static int	max_tables = 0;
+
+/* Make room for one more element of one of the lists. */
+#define MAKE_ROOM(list, n, max) \
+	((list) = outbox_grow_in(TopMemoryContext, (list), (n), &(max), \
+							 sizeof(*(list))))
+
 /* ---------------------------------------------------------------------- */
-/* Changes                                                                */
+/* Tables                                                                 */
 /* ---------------------------------------------------------------------- */
 
-/* The current transaction has moved a row away from this key. */
-void
-outbox_lane_note_change(Oid relid, int64 lane, OutboxKey key)
+/* This transaction changes a table of ours. */
+static Table *
+note_table(Oid relid)
 {
-	TransactionId xid = GetCurrentTransactionId();
-
-	for (int i = nchanges - 1; i >= 0 && i >= nchanges - LOOK_BACK; i--)
+	for (int i = 0; i < ntables; i++)
 	{
-		OwnChange  *have = &changes[i];
+		if (tables[i].relid == relid)
+			return &tables[i];
+	}
+	MAKE_ROOM(tables, ntables, max_tables);
+	tables[ntables] = OUTBOX_MAKE(Table, relid, false);
+	/* what is needed at the end is made ready while that is possible */
+	if (outbox_lane_memory() != NULL)
+		outbox_directory_prepare();
+	else
+	{
+		tables[ntables].doubtful = true;
+		outbox_epoch_be_stranger();
+	}
+	return &tables[ntables++];
+}
 
-		if (have->lane == lane && have->xid == xid && have->relid == relid &&
-			!have->published)
+/* Something is done to the table that the lanes do not learn of. */
+void
+outbox_lane_note_doubtful(Oid relid)
+{
+	note_table(relid)->doubtful = true;
+	outbox_epoch_raise(relid);
+}
+
+bool
+outbox_lane_is_doubtful(Oid relid)
+{
+	for (int i = 0; i < ntables; i++)
+	{
+		if (tables[i].relid == relid)
+			return tables[i].doubtful;
+	}
+	return false;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Notes                                                                  */
+/* ---------------------------------------------------------------------- */
+
+static void
+add_note(const OutboxLaneNote *note)
+{
+	(void) note_table(note->relid);
+	if (note->kind != OUTBOX_NOTE_LEASE)
+		outbox_wake_note_topic(outbox_place_topic_key(&note->place));
+	for (int i = nnotes - 1; i >= 0 && i >= nnotes - LOOK_BACK; i--)
+	{
+		OutboxLaneNote *have = &notes[i];
+
+		if (have->kind == note->kind && have->relid == note->relid &&
+			have->token == note->token && have->at == note->at &&
+			have->lo.at == note->lo.at && have->hi.at == note->hi.at &&
+			outbox_place_equal(&have->place, &note->place))
 		{
-			have->lo = outbox_key_min(have->lo, key);
-			have->hi = outbox_key_max(have->hi, key);
+			have->lo = outbox_key_min(have->lo, note->lo);
+			have->hi = outbox_key_max(have->hi, note->hi);
+			have->nmessages += note->nmessages;
 			return;
 		}
 	}
-	changes = outbox_grow_in(TopMemoryContext, changes, nchanges, &max_changes,
-							 sizeof(OwnChange));
-	changes[nchanges++] = OUTBOX_MAKE(OwnChange, relid, lane, key, key, xid, false);
+	MAKE_ROOM(notes, nnotes, max_notes);
+	notes[nnotes++] = *note;
 }
 
 /*
- * Read the changes to a lane that have not been read yet, one a call: a scan
- * of ours cannot see what they left, and must leave holes for them.  *next
- * counts up from 0.  False when there are no more.
+ * Keys lo..hi, which are in the ready index, may be claimable when this
+ * transaction has committed, so many messages of them.
+ */
+void
+outbox_lane_note_new(Oid relid, const OutboxPlace *place, OutboxKey lo,
+					 OutboxKey hi, int nmessages)
+{
+	OutboxLaneNote note = {
+		.kind = OUTBOX_NOTE_NEW,.relid = relid,.place = *place,
+		.lo = lo,.hi = hi,.nmessages = nmessages
+	};
+
+	Assert(!outbox_key_lt(hi, lo));
+	add_note(&note);
+}
+
+/* The message with this key is leased, not by a scan that records it. */
+void
+outbox_lane_note_lease(Oid relid, const OutboxPlace *place, OutboxKey key,
+					   TimestampTz locked_until)
+{
+	OutboxLaneNote note = {
+		.kind = OUTBOX_NOTE_LEASE,.relid = relid,.place = *place,
+		.lo = key,.hi = key,.at = locked_until
+	};
+
+	add_note(&note);
+}
+
+/* The message with this key can be claimed by one owner only. */
+void
+outbox_lane_note_part(Oid relid, const OutboxPlace *place, uint64 token,
+					  OutboxKey key)
+{
+	OutboxLaneNote note = {
+		.kind = OUTBOX_NOTE_PART,.relid = relid,.place = *place,
+		.token = token,.lo = key,.hi = key,.nmessages = 1
+	};
+
+	add_note(&note);
+}
+
+/*
+ * Read what this transaction has noted of a table as claimable, or as leased until
+ * then at most, one entry a call: its own scans must visit it, though nobody else
+ * knows yet.  *next counts up from 0.  False when there are no more.
  */
 bool
-outbox_lane_own_change(Oid relid, int64 lane, int *next, OutboxHole *hole)
+outbox_lane_next_noted(Oid relid, TimestampTz until, int *next,
+					   OutboxPlace *place, OutboxKey *lo, OutboxKey *hi)
 {
-	while (*next < nchanges)
+	while (*next < nnotes)
 	{
-		OwnChange  *change = &changes[(*next)++];
+		const OutboxLaneNote *note = &notes[(*next)++];
 
-		if (change->lane != lane || change->relid != relid ||
-			change->published)
+		if (note->relid != relid ||
+			(note->kind == OUTBOX_NOTE_LEASE && note->at > until))
 			continue;
-		change->published = true;
-		*hole = OUTBOX_MAKE(OutboxHole, change->lo, change->hi, change->xid,
-							true);
+		*place = note->place;
+		*lo = note->lo;
+		*hi = note->hi;
 		return true;
 	}
 	return false;
 }
 
 /* ---------------------------------------------------------------------- */
-/* Claims                                                                 */
+/* Moves and claims                                                       */
 /* ---------------------------------------------------------------------- */
 
-/* When we commit, the claimed holes of xid in this lane are closed. */
+/*
+ * The current transaction has moved a row away from this key, or deleted it.
+ * Its own scans do not see it there, and it is back if the transaction aborts.
+ */
 void
-outbox_lane_remember_claim(OutboxLane *slot, Oid relid, int64 lane,
-						   TransactionId xid)
+outbox_lane_note_moved(Oid relid, const OutboxPlace *place, OutboxKey key)
 {
-	for (int i = 0; i < nclaims; i++)
+	TransactionId xid = GetCurrentTransactionId();
+
+	(void) note_table(relid);
+	for (int i = nmoves - 1; i >= 0 && i >= nmoves - LOOK_BACK; i--)
 	{
-		if (claims[i].slot == slot && claims[i].xid == xid)
+		Move	   *have = &moves[i];
+
+		if (have->xid == xid && have->relid == relid &&
+			outbox_place_equal(&have->place, place))
+		{
+			have->lo = outbox_key_min(have->lo, key);
+			have->hi = outbox_key_max(have->hi, key);
 			return;
+		}
 	}
-	/* if we roll back, those who wait for the lane are told then */
-	outbox_wake_prepare();
-	claims = outbox_grow_in(TopMemoryContext, claims, nclaims, &max_claims,
-							sizeof(OwnClaim));
-	claims[nclaims++] = OUTBOX_MAKE(OwnClaim, slot, relid, lane, xid);
+	MAKE_ROOM(moves, nmoves, max_moves);
+	moves[nmoves++] = OUTBOX_MAKE(Move, relid, *place, key, key, xid);
 }
 
-static void
-close_holes(const OwnClaim *claim)
+bool
+outbox_lane_has_moved(Oid relid)
 {
-	OutboxLane *slot = claim->slot;
-
-	/* not if that was a savepoint which was rolled back */
-	if (!TransactionIdDidCommit(claim->xid))
-		return;
-	LWLockAcquire(&slot->lock, LW_EXCLUSIVE);
-	if (outbox_directory_is_lane(slot, claim->relid, claim->lane))
+	for (int i = 0; i < nmoves; i++)
 	{
-		for (int i = slot->nholes - 1; i >= 0; i--)
-		{
-			if (slot->holes[i].claimed && slot->holes[i].xid == claim->xid)
-				slot->holes[i] = slot->holes[--slot->nholes];
-		}
-		outbox_lane_set_wake_at(slot);
+		if (moves[i].relid == relid)
+			return true;
 	}
-	LWLockRelease(&slot->lock);
+	return false;
+}
+
+/* Read the moves in a lane, one a call; as outbox_lane_next_noted. */
+bool
+outbox_lane_next_moved(Oid relid, const OutboxPlace *place, int *next,
+					   OutboxRecord *record)
+{
+	while (*next < nmoves)
+	{
+		const Move *move = &moves[(*next)++];
+
+		if (move->relid != relid || !outbox_place_equal(&move->place, place))
+			continue;
+		*record = OUTBOX_MAKE(OutboxRecord, move->lo, move->hi,
+							  outbox_full_xid(move->xid), DT_NOEND);
+		return true;
+	}
+	return false;
+}
+
+/* Read the lanes in which there are moves, one a call, perhaps several times. */
+bool
+outbox_lane_next_moved_place(Oid relid, int *next, OutboxPlace *place)
+{
+	while (*next < nmoves)
+	{
+		const Move *move = &moves[(*next)++];
+
+		if (move->relid != relid)
+			continue;
+		*place = move->place;
+		return true;
+	}
+	return false;
+}
+
+/* The current transaction has left marks of its own in a lane. */
+void
+outbox_lane_note_claim(Oid relid, const OutboxPlace *place, uint64 token,
+					   int nmessages)
+{
+	TransactionId xid = GetCurrentTransactionId();
+
+	(void) note_table(relid);
+	outbox_wake_prepare();
+	for (int i = nclaims - 1; i >= 0 && i >= nclaims - LOOK_BACK; i--)
+	{
+		if (claims[i].xid == xid && claims[i].relid == relid &&
+			claims[i].token == token &&
+			outbox_place_equal(&claims[i].place, place))
+		{
+			claims[i].nmessages += nmessages;
+			return;
+		}
+	}
+	MAKE_ROOM(claims, nclaims, max_claims);
+	claims[nclaims++] = OUTBOX_MAKE(Claim, relid, *place, token, xid, nmessages);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -169,25 +347,26 @@ close_holes(const OwnClaim *claim)
 void
 outbox_lane_reserve_watch(void)
 {
-	watches = outbox_grow_in(TopMemoryContext, watches, nwatches, &max_watches,
-							 sizeof(HeldWatch));
+	MAKE_ROOM(watches, nwatches, max_watches);
 }
 
 void
-outbox_lane_hold_watch(OutboxLane *slot, int watch)
+outbox_lane_hold_watch(Oid relid, const OutboxPlace *place, uint32 resets,
+					   int phase)
 {
 	Assert(nwatches < max_watches);
-	watches[nwatches++] =
-		OUTBOX_MAKE(HeldWatch, slot, watch, GetCurrentTransactionNestLevel());
+	watches[nwatches++] = OUTBOX_MAKE(Watch, relid, *place, resets, phase,
+									  GetCurrentTransactionNestLevel());
 }
 
-/* It has been given back. */
+/* One of them has been given back. */
 void
-outbox_lane_drop_watch(OutboxLane *slot, int watch)
+outbox_lane_drop_watch(Oid relid, const OutboxPlace *place, int phase)
 {
 	for (int i = nwatches - 1; i >= 0; i--)
 	{
-		if (watches[i].slot == slot && watches[i].watch == watch)
+		if (watches[i].relid == relid && watches[i].phase == phase &&
+			outbox_place_equal(&watches[i].place, place))
 		{
 			watches[i] = watches[--nwatches];
 			return;
@@ -195,19 +374,32 @@ outbox_lane_drop_watch(OutboxLane *slot, int watch)
 	}
 }
 
-/* Give back the watches opened at this transaction depth, or deeper. */
+/* Give back the watches taken at this transaction depth, or deeper. */
 static void
 call_off(int nest_level)
 {
 	for (int i = nwatches - 1; i >= 0; i--)
 	{
-		HeldWatch  *held = &watches[i];
+		const Watch *watch = &watches[i];
+		OutboxAgenda *agenda;
+		int			lane;
 
-		if (held->nest_level < nest_level)
+		if (watch->nest_level < nest_level)
 			continue;
-		LWLockAcquire(&held->slot->lock, LW_EXCLUSIVE);
-		held->slot->watch[held->watch].used = false;
-		LWLockRelease(&held->slot->lock);
+		agenda = outbox_agenda_lock_to_report(watch->relid);
+		if (agenda != NULL && agenda->resets == watch->resets)
+		{
+			lane = outbox_lane_find(agenda->number, &watch->place, 0);
+			if (lane != OUTBOX_NIL)
+			{
+				outbox_lane_unwatch(outbox_lane_at(lane), watch->phase);
+				/* what the scan was called for is still to be done */
+				outbox_lane_call(outbox_lane_at(lane));
+				outbox_agenda_update(agenda, lane, GetCurrentTimestamp());
+			}
+		}
+		if (agenda != NULL)
+			LWLockRelease(&agenda->lock);
 		watches[i] = watches[--nwatches];
 	}
 }
@@ -216,33 +408,78 @@ call_off(int nest_level)
 /* The end                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* The transaction has committed; or it has aborted, or was prepared. */
-void
-outbox_lane_xact_end(bool committed)
+/* A transaction's id in 64 bits, if it is not long over. */
+FullTransactionId
+outbox_full_xid(TransactionId xid)
 {
-	if (nwatches > 0)
-		call_off(0);
-	for (int i = 0; i < nclaims; i++)
-	{
-		if (committed)
-			close_holes(&claims[i]);
-		else
-			outbox_wake_note(claims[i].relid, claims[i].lane);
-	}
-	nclaims = 0;
-	nchanges = 0;
+	FullTransactionId next = ReadNextFullTransactionId();
+	uint32		epoch = EpochFromFullTransactionId(next);
+
+	Assert(TransactionIdIsNormal(xid));
+	if (xid > XidFromFullTransactionId(next))
+		epoch--;
+	return FullTransactionIdFromEpochAndXid(epoch, xid);
 }
 
+static void
+end_claim(const Claim *claim, TransactionId top, OutboxXactEnd end)
+{
+	/* a savepoint may have been rolled back, and its claims with it */
+	if (end == OUTBOX_XACT_COMMITTED && !TransactionIdDidCommit(claim->xid))
+		end = OUTBOX_XACT_ABORTED;
+	if (end == OUTBOX_XACT_ABORTED)
+		outbox_wake_note_topic(outbox_place_topic_key(&claim->place));
+	outbox_lane_end_claim(claim->relid, &claim->place, claim->token,
+						  outbox_full_xid(claim->xid), outbox_full_xid(top),
+						  claim->nmessages, end);
+}
+
+/* The transaction has ended, or was prepared. */
+void
+outbox_lane_xact_end(OutboxXactEnd end)
+{
+	TransactionId top = GetTopTransactionIdIfAny();
+
+	if (nwatches > 0)
+		call_off(0);
+	for (int i = 0; i < ntables; i++)
+	{
+		if (tables[i].doubtful)
+			outbox_epoch_raise(tables[i].relid);
+	}
+
+	/*
+	 * if it was prepared, they look, and find that its end will not be
+	 * reported
+	 */
+	for (int i = 0; i < ntables && TransactionIdIsValid(top); i++)
+		outbox_lanes_unblock(tables[i].relid, outbox_full_xid(top), true);
+	for (int i = 0; i < nclaims; i++)
+		end_claim(&claims[i], top, end);
+	if (nnotes > 0 && end != OUTBOX_XACT_ABORTED)
+		outbox_lane_publish(notes, nnotes,
+							end == OUTBOX_XACT_PREPARED ? outbox_full_xid(top) :
+							InvalidFullTransactionId);
+	nnotes = nmoves = nclaims = ntables = 0;
+}
+
+/* What was claimed after the savepoint can be claimed by others again. */
 void
 outbox_lane_subxact_abort(void)
 {
+	TransactionId top = GetTopTransactionIdIfAny();
+	int			n = 0;
+
 	if (nwatches > 0)
 		call_off(GetCurrentTransactionNestLevel());
-	/* others may not wait until our end for what is free again */
-	if (nclaims > 0)
+	for (int i = 0; i < nclaims; i++)
 	{
-		for (int i = 0; i < nclaims; i++)
-			outbox_wake_note(claims[i].relid, claims[i].lane);
-		outbox_wake_now();
+		if (TransactionIdIsCurrentTransactionId(claims[i].xid))
+			claims[n++] = claims[i];
+		else
+			end_claim(&claims[i], top, OUTBOX_XACT_ABORTED);
 	}
+	nclaims = n;
+	for (int i = 0; i < ntables && TransactionIdIsValid(top); i++)
+		outbox_lanes_unblock(tables[i].relid, outbox_full_xid(top), false);
 }

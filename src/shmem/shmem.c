@@ -9,14 +9,16 @@
  * (PostgreSQL 17 has a registry for this).
  *
  * The block is a cache of what the tables say.  Where it cannot be had, the
- * extension works without it: outbox_shmem() returns NULL, and every scan
- * starts at the beginning.
+ * extension works without it: outbox_shmem() returns NULL, every scan starts at
+ * the beginning, and those who have the block are kept from trusting it
+ * (epoch.c).
  */
 #include "postgres.h"
 
 #include "access/parallel.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/dsm.h"
 #include "storage/ipc.h"
@@ -28,11 +30,17 @@
 #include "storage/dsm_registry.h"
 #endif
 
+#include "shmem/epoch.h"
 #include "shmem/shmem.h"
+#include "shmem/stream_cursor.h"
+#include "shmem/waiters.h"
 #include "util/guc.h"
 
 /* Counts changes of the layout that do not change its size. */
-#define LAYOUT 1
+#define LAYOUT 2
+
+/* Without preloading the memory for lanes is smaller, and no setting. */
+#define UNLOADED_BUDGET ((Size) 4 * 1024 * 1024)
 
 static const OutboxShmemLayout *layout = NULL;
 static OutboxShared *shared_block = NULL;
@@ -52,8 +60,23 @@ block_name(void)
 	static char name[SHMEM_INDEX_KEYSIZE];
 
 	snprintf(name, sizeof(name), "outbox %s %d %zu", OUTBOX_VERSION, LAYOUT,
-			 layout->size(1));
+			 layout->size(UNLOADED_BUDGET));
 	return name;
+}
+
+/* What tells this library from others. */
+static uint64
+library_id(void)
+{
+	const char *name = block_name();
+
+	return hash_bytes_extended((const unsigned char *) name, strlen(name), 0) | 1;
+}
+
+static Size
+configured_budget(void)
+{
+	return (Size) outbox_lane_memory_mb * 1024 * 1024;
 }
 
 static void
@@ -61,7 +84,8 @@ request_shmem(void)
 {
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
-	RequestAddinShmemSpace(layout->size(outbox_max_lanes));
+	outbox_epoch_request();
+	RequestAddinShmemSpace(layout->size(configured_budget()));
 }
 
 static void
@@ -73,11 +97,12 @@ start_shmem(void)
 		prev_shmem_startup_hook();
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	outbox_epoch_startup();
 	shared_block = ShmemInitStruct(block_name(),
-								   layout->size(outbox_max_lanes),
+								   layout->size(configured_budget()),
 								   &found);
 	if (!found)
-		layout->init(shared_block, outbox_max_lanes);
+		layout->init(shared_block, configured_budget());
 	LWLockRelease(AddinShmemInitLock);
 	/* not later: the first use can be at the end of a transaction */
 	LWLockRegisterTranche(shared_block->tranche, "outbox");
@@ -102,7 +127,7 @@ outbox_shmem_init(const OutboxShmemLayout *block_layout, bool preload)
 static void
 init_segment(void *ptr)
 {
-	layout->init(ptr, OUTBOX_DEFAULT_LANES);
+	layout->init(ptr, UNLOADED_BUDGET);
 }
 
 static OutboxShared *
@@ -111,7 +136,7 @@ attach_segment(void)
 	bool		found;
 
 	return GetNamedDSMSegment(block_name(),
-							  layout->size(OUTBOX_DEFAULT_LANES),
+							  layout->size(UNLOADED_BUDGET),
 							  init_segment, &found);
 }
 
@@ -120,7 +145,7 @@ attach_segment(void)
 static OutboxShared *
 attach_segment(void)
 {
-	Size		size = layout->size(OUTBOX_DEFAULT_LANES);
+	Size		size = layout->size(UNLOADED_BUDGET);
 	dsm_handle *handle;
 	dsm_segment *segment;
 	bool		found;
@@ -134,7 +159,7 @@ attach_segment(void)
 		segment = dsm_create(size, DSM_CREATE_NULL_IF_MAXSEGMENTS);
 		if (segment != NULL)
 		{
-			layout->init(dsm_segment_address(segment), OUTBOX_DEFAULT_LANES);
+			layout->init(dsm_segment_address(segment), UNLOADED_BUDGET);
 			dsm_pin_segment(segment);
 			*handle = dsm_segment_handle(segment);
 		}
@@ -149,10 +174,23 @@ attach_segment(void)
 
 #endif
 
+/* May this session use the memory of its library? */
+static bool
+may_attach(void)
+{
+	bool		result;
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	outbox_epoch_startup();
+	result = outbox_epoch_attach(library_id());
+	LWLockRelease(AddinShmemInitLock);
+	return result;
+}
+
 /*
  * Creating the segment fails when, say, /dev/shm is full.  That must not stop
- * anybody's work: the error becomes a log line and we go without, in this
- * backend until it ends.
+ * any work: the error becomes a log line, and this session does without until
+ * it ends.
  */
 static void
 attach_or_go_without(void)
@@ -164,7 +202,7 @@ attach_or_go_without(void)
 	MemoryContextSwitchTo(TopMemoryContext);
 	PG_TRY();
 	{
-		shared_block = attach_segment();
+		shared_block = may_attach() ? attach_segment() : NULL;
 		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
@@ -217,4 +255,24 @@ bool
 outbox_preloaded(void)
 {
 	return preloaded;
+}
+
+/* Places for claims that wait, one for each process. */
+OutboxWaiter *
+outbox_shmem_waiters(void)
+{
+	OutboxShared *shared = outbox_shmem();
+
+	Assert(shared != NULL);
+	return (OutboxWaiter *) ((char *) shared + shared->waiters);
+}
+
+/* NULL if there is no shared memory. */
+OutboxStreamCursors *
+outbox_shmem_stream_cursors(void)
+{
+	OutboxShared *shared = outbox_shmem();
+
+	return shared == NULL ? NULL :
+		(OutboxStreamCursors *) ((char *) shared + shared->stream_cursors);
 }

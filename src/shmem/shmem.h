@@ -7,29 +7,37 @@
 
 #include "postgres.h"
 
-#include "shmem/lane_directory.h"
+#include "shmem/directory.h"
 #include "shmem/posts.h"
-#include "shmem/wake.h"
+#include "shmem/stream_cursor.h"
+#include "shmem/waiters.h"
 
-/* The block.  Each part is initialised, locked and used by its own file. */
+/*
+ * The block.  Each part is initialised, locked and used by its own file.  Those
+ * whose size depends on settings lie behind the struct.
+ */
 typedef struct OutboxShared
 {
 	int			tranche;
-	OutboxWakeState wake;
 	OutboxWorkersState workers;
-	OutboxLaneDirectory lanes;	/* last: it goes on behind the struct */
+	OutboxDirectory directory;
+	Size		waiters;		/* offsets from here */
+	Size		stream_cursors;
+	Size		lanes;
 } OutboxShared;
 
 /* How large the block is, and how its parts are initialised. */
 typedef struct OutboxShmemLayout
 {
-	Size		(*size) (int nlanes);
-	void		(*init) (OutboxShared *shared, int nlanes);
+	Size		(*size) (Size budget);
+	void		(*init) (OutboxShared *shared, Size budget);
 } OutboxShmemLayout;
 
 extern void outbox_shmem_init(const OutboxShmemLayout *block_layout,
 							  bool preload);
 extern OutboxShared *outbox_shmem(void);
+extern OutboxWaiter *outbox_shmem_waiters(void);
+extern OutboxStreamCursors *outbox_shmem_stream_cursors(void);
 extern bool outbox_preloaded(void);
 
 #endif							/* OUTBOX_SHMEM_H */

@@ -1,90 +1,78 @@
 /*
  * wake.c
- *	  Waking those who wait for messages.
+ *	  Sleeping until there is something to claim, and calling workers.
  *
- * A claim that finds nothing and may wait registers in shared memory what it
- * waits for, arms itself, looks once more, and sleeps on its latch.  A
- * transaction notes the lanes in which it makes something claimable, or holds
- * something that its end sets free; after its end, whichever way, it sets the
- * latches of those who wait for these lanes.  Who has been woken and has not
- * looked yet is not woken again.  So nobody polls, nothing is written, and
- * none of it passes through a connection pooler.
+ * A claim that finds nothing and may wait registers as a waiter (waiters.c).
+ * Then, again and again, it lists itself, looks, and sleeps on its latch.  A
+ * transaction that has made something claimable calls waiters after its commit
+ * (lane_publish.c).  Since the claim is listed before it looks, and transactions
+ * call after their changes have become visible, a claim that finds nothing is
+ * called for whatever comes later.  Nobody polls, nothing is written, and none of
+ * it passes through a connection pooler.
  *
- * Because of arming before looking, and noting before the end, one who waits
- * is woken whenever something became claimable after he looked.  Four things
- * do not wake by themselves, and limit the sleep:
+ * What becomes due is waited for by one of the claims, the keeper of the time.
+ * Each of the others wakes once in a while to see whether the keeper does so,
+ * because a process can be stopped.  While there are sessions that write without
+ * reporting it, all look every poll_interval (epoch.c).
  *
- *	- what becomes due, and leases that end: the lanes know when;
- *	- lanes in which something is due that this claim may not take: then the
- *	  lanes do not know when the next one is, and the claim polls;
- *	- COMMIT PREPARED, which no extension is told of: once a transaction with
- *	  messages was prepared, claims poll;
- *	- changes of policies, which other sessions learn of a moment after the
- *	  commit: who was woken by one looks again a little later.
+ * A claim whose client has gone must not take messages, so the socket is watched
+ * while it sleeps, and looked at before it looks for messages again.
  *
- * Locking: the state's own lock, below all others.
+ * How long a claim sleeps is measured by a clock that cannot be set.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "storage/latch.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "outbox.h"
-#include "shmem/lane_directory.h"
+#include "compat.h"
+#include "shmem/agenda.h"
+#include "shmem/directory.h"
+#include "shmem/epoch.h"
+#include "shmem/lane_memory.h"
+#include "shmem/lane_publish.h"
 #include "shmem/posts.h"
 #include "shmem/shmem.h"
+#include "shmem/waiters.h"
 #include "shmem/wake.h"
 #include "util/guc.h"
 #include "util/hash.h"
 
-/* More lanes than this are as good as all. */
-#define MAX_NOTES 32
+/* More topics than this are as good as all. */
+#define MAX_TOPICS 32
 
 /* How soon to look again after a change of policies. */
 #define UNSURE_MS 50
 
-typedef struct Note
-{
-	Oid			relid;
-	int64		lane;
-} Note;
+/* A claim that does not keep the time sleeps for so long at most. */
+#define NAP_MS 5000
 
 /* What the end of this transaction may be of interest for. */
-static Note notes[MAX_NOTES];
-static int	nnotes = 0;
+static int64 topics[MAX_TOPICS];
+static int	ntopics = 0;
+static bool all_topics = false;
 static uint32 wait_topic;		/* hash of the topic that is the worker's */
 static bool wait_topic_known = false;	/* in this transaction */
-static bool note_all = false;
-static bool policies_changed = false;
+static Oid	policies_of = InvalidOid;	/* table whose policies have changed */
+static Oid	released_in = InvalidOid;	/* table in which an owner has
+										 * released */
+static uint64 released_token;
 static bool note_worker = false;
 static TimestampTz note_due = PG_INT64_MAX;
 static TimestampTz note_lease = PG_INT64_MAX;
 
-/* Our place among those who wait. */
-static OutboxWaiter *own = NULL;
-
-/* While the block of shared memory is made. */
-void
-outbox_wake_init(OutboxWakeState *state, int tranche)
-{
-	LWLockInitialize(&state->lock, tranche);
-	pg_atomic_init_u32(&state->nwaiters, 0);
-	pg_atomic_init_u32(&state->prepared, 0);
-	for (int i = 0; i < OUTBOX_MAX_WAITERS; i++)
-		state->waiters[i].latch = NULL;
-}
-
 /* ---------------------------------------------------------------------- */
-/* Those who wake                                                         */
+/* What a transaction has to tell                                         */
 /* ---------------------------------------------------------------------- */
 
 /*
  * At the end of a transaction nothing may be allocated or converted, so what
  * is needed then is made before.  To be called while the transaction runs, by
- * whoever may note something at its end.
+ * whatever may note something.
  */
 void
 outbox_wake_prepare(void)
@@ -95,28 +83,37 @@ outbox_wake_prepare(void)
 	wait_topic_known = true;
 }
 
-/* Who waits for this lane is to look when this transaction has ended. */
+/* Messages of this topic will be claimable. */
 void
-outbox_wake_note(Oid relid, int64 lane)
+outbox_wake_note_topic(int64 topic_key)
 {
-	for (int i = nnotes - 1; i >= 0; i--)
+	if (all_topics)
+		return;
+	for (int i = ntopics - 1; i >= 0; i--)
 	{
-		if (notes[i].lane == lane && notes[i].relid == relid)
+		if (topics[i] == topic_key)
 			return;
 	}
 	outbox_wake_prepare();
-	if (nnotes < MAX_NOTES)
-		notes[nnotes++] = OUTBOX_MAKE(Note, relid, lane);
+	if (ntopics < MAX_TOPICS)
+		topics[ntopics++] = topic_key;
 	else
-		note_all = true;
+		all_topics = true;
 }
 
-/* Everybody in this database is to look: policies have changed. */
+/* Policies have changed: claims of messages in this table must look again. */
 void
-outbox_wake_note_all(void)
+outbox_wake_note_policies(Oid relid)
 {
-	note_all = true;
-	policies_changed = true;
+	policies_of = relid;
+}
+
+/* An owner has released all its messages: its claims must not wait any longer. */
+void
+outbox_wake_note_release(Oid relid, uint64 token)
+{
+	released_in = relid;
+	released_token = token;
 }
 
 /* There is something for the worker of this database. */
@@ -140,70 +137,34 @@ outbox_wake_note_lease(TimestampTz ends)
 	note_lease = Min(note_lease, ends);
 }
 
-/* Does he wait for what this transaction has noted? */
-static bool
-is_concerned(const OutboxWaiter *waiter)
+static void
+call_claims(void)
 {
-	OutboxLaneFilter filter = {
-		.namespace_hash = waiter->any_namespace ? NULL : &waiter->namespace_hash,
-		.topic_hashes = waiter->ntopics < 0 ? NULL : waiter->topic_hashes,
-		.ntopics = waiter->ntopics
-	};
+	OutboxAgenda *agenda;
 
-	if (note_all)
-		return true;
-	for (int i = 0; i < nnotes; i++)
+	if (OidIsValid(policies_of) &&
+		(agenda = outbox_agenda_lock_to_report(policies_of)) != NULL)
 	{
-		if (notes[i].relid != waiter->relid)
-			continue;
-		if (outbox_lane_is_topic(notes[i].lane) ?
-			outbox_lane_wanted(&filter, notes[i].lane) :
-			notes[i].lane == waiter->owner_lane)
-			return true;
+		outbox_waiters_call_all(agenda, true);
+		LWLockRelease(&agenda->lock);
 	}
-	return false;
+	if (OidIsValid(released_in) &&
+		(agenda = outbox_agenda_lock_to_report(released_in)) != NULL)
+	{
+		outbox_waiters_release(agenda, released_token);
+		LWLockRelease(&agenda->lock);
+	}
 }
 
 static void
-wake_waiters(OutboxWakeState *state)
+call_workers(void)
 {
-	/* pairs with the barrier in arming: one of us sees the other */
-	pg_memory_barrier();
-	if (pg_atomic_read_u32(&state->nwaiters) == 0)
-		return;
-	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < OUTBOX_MAX_WAITERS; i++)
-	{
-		OutboxWaiter *waiter = &state->waiters[i];
+	bool		concerned = note_worker || all_topics || OidIsValid(policies_of);
 
-		if (waiter->latch == NULL || waiter->dbid != MyDatabaseId ||
-			!is_concerned(waiter))
-			continue;
-		waiter->unsure |= policies_changed;
-		if (waiter->armed)
-		{
-			waiter->armed = false;
-			SetLatch(waiter->latch);
-		}
-	}
-	LWLockRelease(&state->lock);
-}
-
-/* What was noted is so by now. */
-void
-outbox_wake_now(void)
-{
-	OutboxShared *shared = outbox_shmem();
-	bool		concerns_worker = note_worker || note_all;
-
-	if (shared == NULL)
-		return;
-	if (nnotes > 0 || note_all)
-		wake_waiters(&shared->wake);
-	for (int i = 0; i < nnotes && !concerns_worker; i++)
-		concerns_worker = outbox_lane_topic(notes[i].lane) == wait_topic ||
-			outbox_workers_want(notes[i].lane);
-	if (concerns_worker)
+	for (int i = 0; i < ntopics && !concerned; i++)
+		concerned = (uint32) (topics[i] & 0xFFFFFFFF) == wait_topic ||
+			outbox_workers_want(topics[i]);
+	if (concerned)
 		outbox_workers_call(MyDatabaseId, note_worker);
 	if (note_due != PG_INT64_MAX)
 		outbox_workers_due(note_due);
@@ -213,151 +174,225 @@ outbox_wake_now(void)
 
 /* The transaction has ended, one way or the other, or was prepared. */
 void
-outbox_wake_xact_end(bool prepared)
+outbox_wake_xact_end(void)
 {
-	OutboxShared *shared;
-
 	wait_topic_known = false;
-	if (nnotes == 0 && !note_all && !note_worker &&
-		note_due == PG_INT64_MAX && note_lease == PG_INT64_MAX)
-		return;
-	shared = outbox_shmem();
-	if (prepared && shared != NULL)
-		pg_atomic_write_u32(&shared->wake.prepared, 1);
-	/* who looks now finds what was prepared undecided, and looks again */
-	outbox_wake_now();
-	nnotes = 0;
-	note_all = policies_changed = note_worker = false;
+	if (outbox_shmem() != NULL)
+	{
+		call_claims();
+		call_workers();
+	}
+	ntopics = 0;
+	all_topics = note_worker = false;
+	policies_of = released_in = InvalidOid;
 	note_due = note_lease = PG_INT64_MAX;
 }
 
 /* ---------------------------------------------------------------------- */
-/* Those who wait                                                         */
+/* Waiting                                                                */
 /* ---------------------------------------------------------------------- */
 
+/* Leave the claims that wait, if this session's is one. */
 static void
-describe(OutboxWaiter *waiter, Oid relid, const OutboxLaneFilter *filter,
-		 int64 owner_lane)
+leave(void)
 {
-	Assert(waiter->latch == NULL);
-	waiter->armed = false;
-	waiter->unsure = false;
-	waiter->dbid = MyDatabaseId;
-	waiter->relid = relid;
-	waiter->owner_lane = owner_lane;
-	waiter->any_namespace = filter->namespace_hash == NULL;
-	waiter->namespace_hash = waiter->any_namespace ? 0 : *filter->namespace_hash;
-	waiter->ntopics = -1;
-	if (filter->topic_hashes != NULL && filter->ntopics <= OUTBOX_WAITER_TOPICS)
-	{
-		waiter->ntopics = filter->ntopics;
-		memcpy(waiter->topic_hashes, filter->topic_hashes,
-			   filter->ntopics * sizeof(uint32));
-	}
-	waiter->latch = MyLatch;
+	OutboxWaiter *own = outbox_waiter_own();
+	OutboxAgenda *agenda;
+
+	if (own == NULL || own->agenda == OUTBOX_NIL)
+		return;
+	agenda = outbox_agenda_by_number(own->agenda);
+	LWLockAcquire(&agenda->lock, LW_EXCLUSIVE);
+	outbox_waiter_leave(agenda);
+	LWLockRelease(&agenda->lock);
 }
 
 /* A session that is terminated while it waits ends without PG_FINALLY. */
 static void
 leave_at_exit(int code, Datum arg)
 {
-	outbox_wait_end();
+	leave();
 }
 
 /*
- * Register as one who waits.  False if that is not possible: then poll.  Must
- * be undone by outbox_wait_end, also after an error.
+ * Register a claim that will wait.  False if that is not possible: then it must
+ * poll.  Must be undone by outbox_wait_end, also after an error.
  */
 bool
-outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter, int64 owner_lane)
+outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter, uint64 token,
+				  int capacity)
 {
 	static bool exit_registered = false;
-	OutboxShared *shared = outbox_use_cursor ? outbox_shmem() : NULL;
+	OutboxAgenda *agenda = outbox_use_cursor ?
+	outbox_agenda_lock(relid, LW_EXCLUSIVE) : NULL;
+	bool		joined;
 
-	Assert(own == NULL);
-	if (shared == NULL)
+	if (agenda == NULL)
 		return false;
+	joined = outbox_waiter_join(agenda, filter, token, capacity);
+	LWLockRelease(&agenda->lock);
 	if (!exit_registered)
 		before_shmem_exit(leave_at_exit, (Datum) 0);
 	exit_registered = true;
-	LWLockAcquire(&shared->wake.lock, LW_EXCLUSIVE);
-	for (int i = 0; i < OUTBOX_MAX_WAITERS && own == NULL; i++)
-	{
-		if (shared->wake.waiters[i].latch == NULL)
-		{
-			own = &shared->wake.waiters[i];
-			describe(own, relid, filter, owner_lane);
-			pg_atomic_fetch_add_u32(&shared->wake.nwaiters, 1);
-		}
-	}
-	LWLockRelease(&shared->wake.lock);
-	return own != NULL;
+	return joined;
 }
 
 void
-outbox_wait_end(void)
+outbox_wait_end(bool registered)
 {
-	OutboxShared *shared = outbox_shmem();
-
-	if (own == NULL)
-		return;
-	LWLockAcquire(&shared->wake.lock, LW_EXCLUSIVE);
-	own->latch = NULL;
-	pg_atomic_fetch_sub_u32(&shared->wake.nwaiters, 1);
-	LWLockRelease(&shared->wake.lock);
-	own = NULL;
+	if (registered)
+		leave();
 }
 
-/* From now on we are to be woken; look before you sleep. */
+/* The claim is about to look.  What comes after that calls it. */
 void
-outbox_wait_arm(void)
+outbox_wait_look(bool registered, Oid relid)
 {
-	OutboxShared *shared = outbox_shmem();
+	OutboxAgenda *agenda = registered ? outbox_agenda_lock_to_report(relid) : NULL;
 
-	if (own == NULL)
+	if (agenda == NULL)
 		return;
-	LWLockAcquire(&shared->wake.lock, LW_EXCLUSIVE);
-	own->armed = true;
-	LWLockRelease(&shared->wake.lock);
-	pg_memory_barrier();
+	outbox_waiter_list(agenda);
+	LWLockRelease(&agenda->lock);
 }
 
-/* How long may we sleep, if nobody wakes us? */
+/* The claim was called and has found nothing; perhaps another one does. */
+void
+outbox_wait_pass_on(bool registered, Oid relid)
+{
+	OutboxAgenda *agenda = registered ? outbox_agenda_lock_to_report(relid) : NULL;
+
+	if (agenda == NULL)
+		return;
+	outbox_waiters_pass_on(agenda, false);
+	LWLockRelease(&agenda->lock);
+}
+
 static long
-sleep_ms(Oid relid, const OutboxLaneFilter *filter, bool registered,
-		 TimestampTz deadline)
+remaining_ms(instr_time began, int wait_ms)
 {
-	OutboxShared *shared = outbox_shmem();
-	TimestampTz now = GetCurrentTimestamp();
-	long		ms = TimestampDifferenceMilliseconds(now, deadline);
-	TimestampTz due;
+	instr_time	elapsed;
 
-	if (registered && own->unsure)
-	{
-		own->unsure = false;
-		return Min(ms, UNSURE_MS);
-	}
-	if (!registered || pg_atomic_read_u32(&shared->wake.prepared) != 0 ||
-		!outbox_lanes_next_due(relid, filter, now, &due))
-		return Min(ms, outbox_poll_interval);
-	if (due == DT_NOEND)
-		return ms;
-	return Min(ms, TimestampDifferenceMilliseconds(now, due));
+	INSTR_TIME_SET_CURRENT(elapsed);
+	INSTR_TIME_SUBTRACT(elapsed, began);
+	return wait_ms - (long) INSTR_TIME_GET_MILLISEC(elapsed);
+}
+
+/* Sleep until the latch is set, the client is gone, or the time is over. */
+static void
+sleep_with_client(long ms)
+{
+	WaitEvent	event;
+
+	/* as pq_check_connection() does; whoever reads or writes sets it anew */
+	ModifyWaitEvent(FeBeWaitSet, OUTBOX_CLIENT_SOCKET, WL_SOCKET_CLOSED, NULL);
+	if (WaitEventSetWait(FeBeWaitSet, ms, &event, 1, PG_WAIT_EXTENSION) > 0 &&
+		event.events == WL_POSTMASTER_DEATH)
+		proc_exit(1);
 }
 
 /*
- * Sleep until somebody wakes us, something becomes due, or the time is over.
+ * Sleep until the latch is set or the time is over.  If the client has closed
+ * its connection, the session ends.
  */
-void
-outbox_wait_sleep(Oid relid, const OutboxLaneFilter *filter, bool registered,
-				  TimestampTz deadline)
+static void
+sleep_on_latch(long ms)
 {
-	long		ms = sleep_ms(relid, filter, registered, deadline);
-
-	if (ms > 0)
+	if (FeBeWaitSet != NULL && WaitEventSetCanReportClosed())
+		sleep_with_client(ms);
+	else
 		(void) WaitLatch(MyLatch,
-						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 ms, PG_WAIT_EXTENSION);
+						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
+						 PG_WAIT_EXTENSION);
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
+	if (FeBeWaitSet != NULL && !pq_check_connection())
+	{
+		ClientConnectionLost = true;
+		InterruptPending = true;
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+/*
+ * Is there a reason to be awake?  If not, see how long to sleep, and, if nobody
+ * else does so, keep the time.
+ */
+static bool
+must_wake(OutboxAgenda *agenda, bool first, long *ms, OutboxAwake *why)
+{
+	OutboxWaiter *own = outbox_waiter_own();
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz next;
+
+	outbox_lanes_look_at_silent(agenda);
+	outbox_waiters_call_due(agenda, now);
+	*why = own->released ? OUTBOX_AWAKE_RELEASED : OUTBOX_AWAKE_CALLED;
+	if (own->released || own->called ||
+		agenda->epoch != outbox_epoch(agenda->relid))
+		return true;
+	next = outbox_agenda_next_time(agenda);
+	*ms = Min(*ms, NAP_MS);
+	if (!first && agenda->keeper != OUTBOX_NIL &&
+		!outbox_waiter_keeps_time(agenda))
+		return false;
+	if (next != DT_NOEND)
+		*ms = Min(*ms, TimestampDifferenceMilliseconds(now, next));
+	if (agenda->nsilent > 0)
+		*ms = Min(*ms, outbox_poll_interval);
+	outbox_waiter_keep_time(agenda, next);
+	return false;
+}
+
+/* Sleep as one who has no place among the waiters, and must poll. */
+static OutboxAwake
+sleep_unregistered(long ms)
+{
+	if (ms <= 0)
+		return OUTBOX_AWAKE_OVER;
+	sleep_on_latch(Min(ms, outbox_poll_interval));
+	return OUTBOX_AWAKE_CALLED;
+}
+
+/*
+ * Sleep until the claim is called, or has waited for wait_ms since it began.
+ */
+OutboxAwake
+outbox_wait_sleep(bool registered, Oid relid, instr_time began, int wait_ms)
+{
+	bool		first = true;
+
+	if (!registered)
+		return sleep_unregistered(remaining_ms(began, wait_ms));
+	for (;;)
+	{
+		OutboxAgenda *agenda;
+		OutboxAwake why;
+		long		ms = remaining_ms(began, wait_ms);
+		bool		strangers = outbox_epoch_strangers();
+		bool		awake = true;
+		bool		unsure = false;
+
+		if (ms <= 0)
+			return OUTBOX_AWAKE_OVER;
+		agenda = outbox_agenda_lock_to_report(relid);
+		if (agenda == NULL)
+			return sleep_unregistered(ms);
+		unsure = outbox_waiter_own()->unsure;
+		awake = must_wake(agenda, first, &ms, &why);
+		if (!awake)
+			outbox_waiter_own()->unsure = false;
+		LWLockRelease(&agenda->lock);
+		if (awake)
+			return why;
+		if (unsure)
+			ms = Min(ms, UNSURE_MS);
+		if (strangers)
+			ms = Min(ms, outbox_poll_interval);
+		/* nothing is so close that it is not worth to sleep */
+		sleep_on_latch(Max(ms, 0));
+		if (unsure || strangers)
+			return OUTBOX_AWAKE_CALLED;
+		first = false;
+	}
 }

@@ -4,7 +4,6 @@
 SELECT pg_catalog.pg_extension_config_dump('outbox.message_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.queue', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.dedupe', '');
-SELECT pg_catalog.pg_extension_config_dump('outbox.stream_doubts', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.archive', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.dead', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.topics', '');

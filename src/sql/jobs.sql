@@ -34,7 +34,6 @@ COMMENT ON COLUMN outbox.jobs.updated_at IS 'When it was last changed.';
 CREATE TABLE outbox.run_queue (
     id              bigint      NOT NULL,
     lane            bigint      NOT NULL,
-    ready_at        timestamptz NOT NULL,
     next_attempt_at timestamptz NOT NULL,
     updated_at      timestamptz NOT NULL,
     locked_until    timestamptz,
@@ -81,7 +80,7 @@ CREATE TABLE outbox.run_queue (
     autovacuum_vacuum_cost_delay = 0
 );
 
-CREATE INDEX run_queue_ready_idx ON outbox.run_queue (lane, ready_at, id)
+CREATE INDEX run_queue_ready_idx ON outbox.run_queue (lane, next_attempt_at, id)
     WITH (deduplicate_items = off);
 
 CREATE INDEX run_queue_stream_idx ON outbox.run_queue (stream_id, stream_seq)
@@ -97,10 +96,7 @@ COMMENT ON TABLE outbox.run_queue IS
     'Runs that wait or are in progress. Look at outbox.job_runs instead.';
 COMMENT ON COLUMN outbox.run_queue.id IS 'The work item; constant for the life of the message.';
 COMMENT ON COLUMN outbox.run_queue.lane IS
-    'Where a claim finds the message: a hash of namespace and topic, '
-    'or of the owner who alone may take it.';
-COMMENT ON COLUMN outbox.run_queue.ready_at IS
-    'Place in the lane; infinity while the message waits behind another of its stream.';
+    'Where a claim finds it: a hash of namespace, topic and tenant.';
 COMMENT ON COLUMN outbox.run_queue.next_attempt_at IS 'Not to be delivered before.';
 COMMENT ON COLUMN outbox.run_queue.updated_at IS 'When the row was last changed.';
 COMMENT ON COLUMN outbox.run_queue.locked_until IS 'End of the lease.';
@@ -129,15 +125,28 @@ COMMENT ON COLUMN outbox.run_queue.headers IS 'Whatever travels with the payload
 COMMENT ON COLUMN outbox.run_queue.last_error IS 'What the worker said of the last failed attempt.';
 COMMENT ON COLUMN outbox.run_queue.payload IS 'The message itself; never parsed.';
 
+CREATE TRIGGER outbox_run_queue_written
+    BEFORE INSERT OR UPDATE ON outbox.run_queue
+    FOR EACH ROW EXECUTE FUNCTION outbox._queue_written();
+
 CREATE TRIGGER outbox_run_queue_changed
     AFTER INSERT OR UPDATE OR DELETE ON outbox.run_queue
     FOR EACH ROW EXECUTE FUNCTION outbox._queue_changed();
 
--- also for rows that replication writes
-ALTER TABLE outbox.run_queue ENABLE ALWAYS TRIGGER outbox_run_queue_changed;
+CREATE TRIGGER outbox_run_queue_truncated
+    BEFORE TRUNCATE ON outbox.run_queue
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox._queue_truncated();
 
+-- also for what replication does
+ALTER TABLE outbox.run_queue ENABLE ALWAYS TRIGGER outbox_run_queue_changed;
+ALTER TABLE outbox.run_queue ENABLE ALWAYS TRIGGER outbox_run_queue_truncated;
+
+COMMENT ON TRIGGER outbox_run_queue_written ON outbox.run_queue IS
+    'Completes a row that plain SQL writes.';
 COMMENT ON TRIGGER outbox_run_queue_changed ON outbox.run_queue IS
-    'Lets the scans know of a row written by plain SQL.';
+    'Reports what plain SQL has done to a row.';
+COMMENT ON TRIGGER outbox_run_queue_truncated ON outbox.run_queue IS
+    'Reports that all rows will be gone.';
 
 CREATE TABLE outbox.run_done (
     id             bigint      NOT NULL,
@@ -281,18 +290,6 @@ COMMENT ON COLUMN outbox.job_runs.created_at IS 'When it was made.';
 COMMENT ON COLUMN outbox.job_runs.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.job_runs.processed_by IS 'The owner who finished it.';
 
--- _topic_lane(namespace, topic)
---     Returns the value of the lane column for messages of a topic.
-CREATE FUNCTION outbox._topic_lane(
-    namespace text,
-    topic     text
-)
-RETURNS bigint
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
-AS 'MODULE_PATHNAME', 'outbox_topic_lane_sql';
-
-COMMENT ON FUNCTION outbox._topic_lane(text, text) IS 'The lane of a topic.';
-
 -- _add_run(job_name, topic, payload)
 --     Inserts a run that is due now; returns its id.
 CREATE FUNCTION outbox._add_run(
@@ -353,8 +350,7 @@ BEGIN
            updated_at = excluded.updated_at
     RETURNING * INTO job;
     UPDATE outbox.run_queue q
-       SET topic = job.topic, payload = job.payload,
-           lane = outbox._topic_lane(q.namespace, job.topic)
+       SET topic = job.topic, payload = job.payload
      WHERE q.job_name = job.job_name AND q.status = 0;
     IF job.enabled THEN
         PERFORM outbox._cron_schedule_job(job);

@@ -7,7 +7,6 @@
 CREATE TABLE outbox.queue (
     id              bigint      NOT NULL,
     lane            bigint      NOT NULL,
-    ready_at        timestamptz NOT NULL,
     next_attempt_at timestamptz NOT NULL,
     updated_at      timestamptz NOT NULL,
     locked_until    timestamptz,
@@ -54,7 +53,7 @@ CREATE TABLE outbox.queue (
     autovacuum_vacuum_cost_delay = 0
 );
 
-CREATE INDEX queue_ready_idx ON outbox.queue (lane, ready_at, id)
+CREATE INDEX queue_ready_idx ON outbox.queue (lane, next_attempt_at, id)
     WITH (deduplicate_items = off);
 
 CREATE INDEX queue_stream_idx ON outbox.queue (stream_id, stream_seq)
@@ -68,10 +67,7 @@ COMMENT ON TABLE outbox.queue IS
     'Messages that are ready or in progress. Look at outbox.messages instead.';
 COMMENT ON COLUMN outbox.queue.id IS 'The work item; constant for the life of the message.';
 COMMENT ON COLUMN outbox.queue.lane IS
-    'Where a claim finds the message: a hash of namespace and topic, '
-    'or of the owner who alone may take it.';
-COMMENT ON COLUMN outbox.queue.ready_at IS
-    'Place in the lane; infinity while the message waits behind another of its stream.';
+    'Where a claim finds it: a hash of namespace, topic and tenant.';
 COMMENT ON COLUMN outbox.queue.next_attempt_at IS 'Not to be delivered before.';
 COMMENT ON COLUMN outbox.queue.updated_at IS 'When the row was last changed.';
 COMMENT ON COLUMN outbox.queue.locked_until IS 'End of the lease.';
@@ -112,60 +108,60 @@ COMMENT ON TABLE outbox.dedupe IS 'Dedupe keys, and the messages that have them.
 COMMENT ON COLUMN outbox.dedupe.key IS 'Digest of namespace, topic and dedupe key.';
 COMMENT ON COLUMN outbox.dedupe.message_id IS 'The message that has the key.';
 
--- Streams that must be looked at again. Nearly always empty.
-CREATE TABLE outbox.stream_doubts (
-    id        bigint   NOT NULL,
-    waits_for xid      NOT NULL,
-    store     smallint NOT NULL,
-    stream_id uuid     NOT NULL,
-    CONSTRAINT stream_doubts_pkey PRIMARY KEY (id)
-);
-
-COMMENT ON TABLE outbox.stream_doubts IS
-    'Streams to be arranged anew when a transaction has ended.';
-COMMENT ON COLUMN outbox.stream_doubts.id IS 'Number of the doubt.';
-COMMENT ON COLUMN outbox.stream_doubts.waits_for IS 'The transaction that was in the way.';
-COMMENT ON COLUMN outbox.stream_doubts.store IS
-    'Where its messages are: 0 the queue, 1 the inbox, 2 timers, 3 runs of jobs.';
-COMMENT ON COLUMN outbox.stream_doubts.stream_id IS 'The stream.';
-
--- _queue_insert()
---     BEFORE INSERT on the queue. Sets what enqueue would have set, and skips
---     the row if its dedupe key is taken. Leaves rows that have an id alone:
---     they come from a dump.
-CREATE FUNCTION outbox._queue_insert()
+-- _queue_written()
+--     BEFORE INSERT OR UPDATE on each live table. Sets the lane. In the queue, sets
+--     what enqueue would have set, and skips the row if its dedupe key is taken;
+--     but leaves rows that have an id alone: they come from a dump.
+CREATE FUNCTION outbox._queue_written()
 RETURNS trigger
 LANGUAGE c VOLATILE
-AS 'MODULE_PATHNAME', 'outbox_queue_insert';
+AS 'MODULE_PATHNAME', 'outbox_queue_written';
 
-COMMENT ON FUNCTION outbox._queue_insert() IS
-    'Makes a row inserted by plain SQL what enqueue would have made of it.';
+COMMENT ON FUNCTION outbox._queue_written() IS
+    'Makes a row written by plain SQL what the functions would have made of it.';
 
 -- _queue_changed()
---     AFTER INSERT, UPDATE and DELETE on each live table. Reports to the lanes
---     in shared memory where the row is now and where it was. The functions of
---     the extension do so themselves, and do not fire it when they write
---     directly.
+--     AFTER INSERT, UPDATE and DELETE on each live table. Reports to shared memory
+--     where the row is now and where it was. The functions of the extension do so
+--     themselves, and do not fire it when they write directly.
 CREATE FUNCTION outbox._queue_changed()
 RETURNS trigger
 LANGUAGE c VOLATILE
 AS 'MODULE_PATHNAME', 'outbox_queue_changed';
 
 COMMENT ON FUNCTION outbox._queue_changed() IS
-    'Lets the scans know of a row written by plain SQL.';
+    'Reports a row written by plain SQL to shared memory.';
 
-CREATE TRIGGER outbox_queue_insert
-    BEFORE INSERT ON outbox.queue
-    FOR EACH ROW EXECUTE FUNCTION outbox._queue_insert();
+-- _queue_truncated()
+--     BEFORE TRUNCATE on each live table. Has all forgotten that shared memory knows
+--     of it.
+CREATE FUNCTION outbox._queue_truncated()
+RETURNS trigger
+LANGUAGE c VOLATILE
+AS 'MODULE_PATHNAME', 'outbox_queue_truncated';
+
+COMMENT ON FUNCTION outbox._queue_truncated() IS
+    'Reports TRUNCATE to shared memory.';
+
+CREATE TRIGGER outbox_queue_written
+    BEFORE INSERT OR UPDATE ON outbox.queue
+    FOR EACH ROW EXECUTE FUNCTION outbox._queue_written();
 
 CREATE TRIGGER outbox_queue_changed
     AFTER INSERT OR UPDATE OR DELETE ON outbox.queue
     FOR EACH ROW EXECUTE FUNCTION outbox._queue_changed();
 
--- also for rows that replication writes
-ALTER TABLE outbox.queue ENABLE ALWAYS TRIGGER outbox_queue_changed;
+CREATE TRIGGER outbox_queue_truncated
+    BEFORE TRUNCATE ON outbox.queue
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox._queue_truncated();
 
-COMMENT ON TRIGGER outbox_queue_insert ON outbox.queue IS
-    'Makes a row inserted by plain SQL what enqueue would have made of it.';
+-- also for what replication does
+ALTER TABLE outbox.queue ENABLE ALWAYS TRIGGER outbox_queue_changed;
+ALTER TABLE outbox.queue ENABLE ALWAYS TRIGGER outbox_queue_truncated;
+
+COMMENT ON TRIGGER outbox_queue_written ON outbox.queue IS
+    'Completes a row that plain SQL writes.';
 COMMENT ON TRIGGER outbox_queue_changed ON outbox.queue IS
-    'Lets the scans know of a row written by plain SQL.';
+    'Reports what plain SQL has done to a row.';
+COMMENT ON TRIGGER outbox_queue_truncated ON outbox.queue IS
+    'Reports that all rows will be gone.';

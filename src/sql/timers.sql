@@ -8,7 +8,6 @@
 CREATE TABLE outbox.timer_queue (
     id              bigint      NOT NULL,
     lane            bigint      NOT NULL,
-    ready_at        timestamptz NOT NULL,
     next_attempt_at timestamptz NOT NULL,
     updated_at      timestamptz NOT NULL,
     locked_until    timestamptz,
@@ -55,7 +54,7 @@ CREATE TABLE outbox.timer_queue (
     autovacuum_vacuum_cost_delay = 0
 );
 
-CREATE INDEX timer_queue_ready_idx ON outbox.timer_queue (lane, ready_at, id)
+CREATE INDEX timer_queue_ready_idx ON outbox.timer_queue (lane, next_attempt_at, id)
     WITH (deduplicate_items = off);
 
 CREATE INDEX timer_queue_stream_idx ON outbox.timer_queue (stream_id, stream_seq)
@@ -69,10 +68,7 @@ COMMENT ON TABLE outbox.timer_queue IS
     'Timers that wait or are in progress. Look at outbox.timers instead.';
 COMMENT ON COLUMN outbox.timer_queue.id IS 'The work item; constant for the life of the message.';
 COMMENT ON COLUMN outbox.timer_queue.lane IS
-    'Where a claim finds the message: a hash of namespace and topic, '
-    'or of the owner who alone may take it.';
-COMMENT ON COLUMN outbox.timer_queue.ready_at IS
-    'Place in the lane; infinity while the message waits behind another of its stream.';
+    'Where a claim finds it: a hash of namespace, topic and tenant.';
 COMMENT ON COLUMN outbox.timer_queue.next_attempt_at IS 'Not to be delivered before.';
 COMMENT ON COLUMN outbox.timer_queue.updated_at IS 'When the row was last changed.';
 COMMENT ON COLUMN outbox.timer_queue.locked_until IS 'End of the lease.';
@@ -104,15 +100,28 @@ COMMENT ON COLUMN outbox.timer_queue.last_error IS
     'What the worker said of the last failed attempt.';
 COMMENT ON COLUMN outbox.timer_queue.payload IS 'The message itself; never parsed.';
 
+CREATE TRIGGER outbox_timer_queue_written
+    BEFORE INSERT OR UPDATE ON outbox.timer_queue
+    FOR EACH ROW EXECUTE FUNCTION outbox._queue_written();
+
 CREATE TRIGGER outbox_timer_queue_changed
     AFTER INSERT OR UPDATE OR DELETE ON outbox.timer_queue
     FOR EACH ROW EXECUTE FUNCTION outbox._queue_changed();
 
--- also for rows that replication writes
-ALTER TABLE outbox.timer_queue ENABLE ALWAYS TRIGGER outbox_timer_queue_changed;
+CREATE TRIGGER outbox_timer_queue_truncated
+    BEFORE TRUNCATE ON outbox.timer_queue
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox._queue_truncated();
 
+-- also for what replication does
+ALTER TABLE outbox.timer_queue ENABLE ALWAYS TRIGGER outbox_timer_queue_changed;
+ALTER TABLE outbox.timer_queue ENABLE ALWAYS TRIGGER outbox_timer_queue_truncated;
+
+COMMENT ON TRIGGER outbox_timer_queue_written ON outbox.timer_queue IS
+    'Completes a row that plain SQL writes.';
 COMMENT ON TRIGGER outbox_timer_queue_changed ON outbox.timer_queue IS
-    'Lets the scans know of a row written by plain SQL.';
+    'Reports what plain SQL has done to a row.';
+COMMENT ON TRIGGER outbox_timer_queue_truncated ON outbox.timer_queue IS
+    'Reports that all rows will be gone.';
 
 CREATE TABLE outbox.timer_done (
     id             bigint      NOT NULL,

@@ -4,7 +4,7 @@
 -- A lane at a time, hopping along the index; no count goes beyond 10000.
 CREATE VIEW outbox.topic_stats AS
 WITH RECURSIVE lanes(lane) AS (
-    (SELECT q.lane FROM outbox.queue q WHERE q.lane >= 0 ORDER BY q.lane LIMIT 1)
+    (SELECT q.lane FROM outbox.queue q ORDER BY q.lane LIMIT 1)
     UNION ALL
     SELECT (SELECT q.lane FROM outbox.queue q
              WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1)
@@ -13,30 +13,30 @@ WITH RECURSIVE lanes(lane) AS (
 ), sample AS (
     SELECT s.*
       FROM lanes l,
-           LATERAL (SELECT q.namespace, q.topic, q.status, q.ready_at,
-                           q.next_attempt_at, q.locked_until
+           LATERAL (SELECT q.namespace, q.topic, q.status, q.next_attempt_at,
+                           q.locked_until,
+                           q.stream_id IS NOT NULL
+                           AND q.status = 0
+                           AND q.next_attempt_at <= now()
+                           AND EXISTS (SELECT FROM outbox.queue b
+                                        WHERE b.stream_id = q.stream_id
+                                          AND b.stream_seq < q.stream_seq) AS is_behind
                       FROM outbox.queue q
                      WHERE q.lane = l.lane
-                     ORDER BY q.ready_at, q.id
+                     ORDER BY q.next_attempt_at, q.id
                      LIMIT 10000) s
      WHERE l.lane IS NOT NULL
-    UNION ALL
-    -- the few that only one owner may take
-    SELECT q.namespace, q.topic, q.status, q.ready_at, q.next_attempt_at,
-           q.locked_until
-      FROM outbox.queue q
-     WHERE q.lane < 0
 ), live AS (
     SELECT namespace,
            topic,
-           count(*) FILTER (WHERE status = 0 AND ready_at <= now()) AS ready,
-           count(*) FILTER (WHERE status = 0 AND ready_at > now()
-                              AND next_attempt_at > now()) AS delayed,
-           count(*) FILTER (WHERE status = 0 AND ready_at > now()
-                              AND next_attempt_at <= now()) AS waiting_in_stream,
+           count(*) FILTER (WHERE status = 0 AND next_attempt_at <= now()
+                              AND NOT is_behind) AS ready,
+           count(*) FILTER (WHERE status = 0 AND next_attempt_at > now()) AS delayed,
+           count(*) FILTER (WHERE is_behind) AS waiting_in_stream,
            count(*) FILTER (WHERE status = 1) AS in_progress,
            count(*) FILTER (WHERE status = 1 AND locked_until <= now()) AS expired,
-           min(ready_at) FILTER (WHERE status = 0 AND ready_at <= now()) AS oldest_ready_at
+           min(next_attempt_at) FILTER (WHERE status = 0 AND next_attempt_at <= now()
+                                          AND NOT is_behind) AS oldest_ready_at
       FROM sample
      GROUP BY namespace, topic
 ), dead_topics(namespace, topic) AS (
@@ -402,7 +402,7 @@ BEGIN
     detail := format('%s of %s lanes in use', library.lanes_in_use, library.lanes);
     hint := CASE WHEN NOT ok THEN
                 'Claims scan topics without a lane from their start. '
-                'Preload the library and raise outbox.max_lanes.' END;
+                'Preload the library and raise outbox.lane_memory.' END;
     RETURN NEXT;
 
     component := 'queue table';

@@ -114,8 +114,6 @@ outbox_catalog(void)
 	catalog.dead_message_id = find_relation(nsp, "dead_message_id_key");
 	catalog.dedupe = find_relation(nsp, "dedupe");
 	catalog.dedupe_pkey = find_relation(nsp, "dedupe_pkey");
-	catalog.stream_doubts = find_relation(nsp, "stream_doubts");
-	catalog.stream_doubts_pkey = find_relation(nsp, "stream_doubts_pkey");
 	catalog.topics = find_relation(nsp, "topics");
 	catalog.joins = find_relation(nsp, "joins");
 	catalog.joins_pkey = find_relation(nsp, "joins_pkey");

@@ -43,8 +43,6 @@ typedef struct OutboxCatalog
 	Oid			dead_message_id;
 	Oid			dedupe;
 	Oid			dedupe_pkey;
-	Oid			stream_doubts;
-	Oid			stream_doubts_pkey;
 	Oid			topics;
 	Oid			joins;
 	Oid			joins_pkey;

@@ -10,12 +10,13 @@
  * is that two look at the same moment, see nothing, and both write; for that
  * a lock on one of a few hundred buckets, held while looking and writing.
  *
- * Nobody waits for a transaction while holding a bucket, with two exceptions:
- * those who insert into a stream by plain SQL keep their bucket to the end of
- * their transaction (outbox_stream_turn_keep); and an insertion into a stream
- * waits, in the unique index, for a transaction that has just inserted the same
- * given message_id.  For all others buckets cannot take part in a deadlock, and
- * two keys in one bucket cost each other microseconds.
+ * No transaction is waited for while a bucket is held, so buckets cannot take part
+ * in a deadlock, and two keys in one bucket cost each other microseconds.
+ *
+ * Streams have locks of their own, not buckets.  An insertion into a stream waits,
+ * in the unique index, for a transaction that has just inserted the same given
+ * message_id; and a plain INSERT keeps the lock to the end of its transaction,
+ * because the row is not yet there when the turn begins.
  */
 #include "postgres.h"
 
@@ -52,6 +53,39 @@ outbox_keylock_release(Oid relid, uint32 hash)
 	LOCKTAG		tag;
 
 	set_tag(&tag, relid, hash);
+	LockRelease(&tag, ExclusiveLock, false);
+}
+
+/*
+ * The same on a single key.  Such locks do not share buckets, so one that is kept
+ * to the end of a transaction is in nobody else's way; but each takes a place in
+ * the server's lock table.
+ */
+static void
+set_long_tag(LOCKTAG *tag, Oid relid, uint64 hash)
+{
+	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, relid, (uint32) (hash >> 32),
+					   (uint16) hash);
+	/* not one of the buckets */
+	if (tag->locktag_field3 < TURN_BUCKETS)
+		tag->locktag_field3 += TURN_BUCKETS;
+}
+
+void
+outbox_keylock_acquire_long(Oid relid, uint64 hash)
+{
+	LOCKTAG		tag;
+
+	set_long_tag(&tag, relid, hash);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+}
+
+void
+outbox_keylock_release_long(Oid relid, uint64 hash)
+{
+	LOCKTAG		tag;
+
+	set_long_tag(&tag, relid, hash);
 	LockRelease(&tag, ExclusiveLock, false);
 }
 

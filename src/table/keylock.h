@@ -17,6 +17,8 @@ extern void outbox_keylock_decide(Oid relid, uint32 hash,
 								  OutboxKeyAttempt attempt, void *arg);
 extern void outbox_keylock_acquire(Oid relid, uint32 hash);
 extern void outbox_keylock_release(Oid relid, uint32 hash);
+extern void outbox_keylock_acquire_long(Oid relid, uint64 hash);
+extern void outbox_keylock_release_long(Oid relid, uint64 hash);
 extern void outbox_xact_wait(TransactionId xid);
 extern bool outbox_xact_has_ended(TransactionId xid);
 

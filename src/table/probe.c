@@ -160,3 +160,14 @@ outbox_row_is_update(TupleTableSlot *slot)
 {
 	return (row_header(slot)->t_infomask & HEAP_UPDATED) != 0;
 }
+
+/* Has our own transaction replaced or deleted this version of the row? */
+bool
+outbox_row_is_outdated(TupleTableSlot *slot)
+{
+	HeapTupleHeader header = row_header(slot);
+
+	return (header->t_infomask & HEAP_XMAX_INVALID) == 0 &&
+		!HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
+		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(header));
+}

@@ -37,5 +37,6 @@ extern bool outbox_find_row(OutboxTable *table, Oid index, Datum key,
 extern TransactionId outbox_row_writer(const SnapshotData *snapshot);
 extern bool outbox_row_is_own(TupleTableSlot *slot, TransactionId *xid);
 extern bool outbox_row_is_update(TupleTableSlot *slot);
+extern bool outbox_row_is_outdated(TupleTableSlot *slot);
 
 #endif							/* OUTBOX_PROBE_H */

@@ -21,6 +21,7 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/heapam.h"
 #include "access/htup_details.h"
 #include "access/tableam.h"
@@ -29,12 +30,14 @@
 #include "catalog/namespace.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_trigger.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
 #include "nodes/primnodes.h"
 #include "storage/lmgr.h"
 #include "storage/procarray.h"
 #include "utils/acl.h"
+#include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -54,6 +57,10 @@
 /* Our triggers and constraints are called outbox_... */
 #define OUR_PREFIX "outbox_"
 
+/* What plain SQL can do to a live table that shared memory must know of. */
+#define WATCHED_EVENTS (TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | \
+						TRIGGER_TYPE_DELETE | TRIGGER_TYPE_TRUNCATE)
+
 /*
  * What is known of one table; lives in its own memory context.  It is never
  * changed, but replaced, and the old one stays until the end of the
@@ -62,6 +69,8 @@
 typedef struct OutboxTableInfo
 {
 	bool		direct;
+	bool		watched;		/* triggers report what plain SQL does to it */
+	uint64		life;			/* changes with them */
 	MemoryContext context;
 	TriggerDesc *triggers;
 	int			nindexes;
@@ -241,6 +250,41 @@ as_we_made_it(Relation rel, const TriggerDesc *triggers, int natts)
 		only_our_triggers(triggers);
 }
 
+/*
+ * Do our triggers fire for whatever plain SQL does, in every session?  *life is
+ * made of the transactions that have written their rows in pg_trigger.
+ */
+static bool
+triggers_watch(Relation rel, uint64 *life)
+{
+	Relation	pg_trigger = table_open(TriggerRelationId, AccessShareLock);
+	uint64		trigger_events = 0;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	*life = 1;
+	ScanKeyInit(&key, Anum_pg_trigger_tgrelid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(RelationGetRelid(rel)));
+	scan = systable_beginscan(pg_trigger, TriggerRelidNameIndexId, true, NULL,
+							  1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_trigger form = (Form_pg_trigger) GETSTRUCT(tuple);
+
+		if (strncmp(NameStr(form->tgname), OUR_PREFIX, strlen(OUR_PREFIX)) != 0 ||
+			form->tgenabled != TRIGGER_FIRES_ALWAYS)
+			continue;
+		*life = *life * UINT64CONST(0x9e3779b97f4a7c15) +
+			((uint64) form->oid << 32 | HeapTupleHeaderGetRawXmin(tuple->t_data));
+		if (TRIGGER_FOR_AFTER(form->tgtype) || TRIGGER_FOR_TRUNCATE(form->tgtype))
+			trigger_events |= form->tgtype & WATCHED_EVENTS;
+	}
+	systable_endscan(scan);
+	table_close(pg_trigger, AccessShareLock);
+	return trigger_events == WATCHED_EVENTS;
+}
+
 static OutboxTableInfo *
 build_info(Relation rel, int natts)
 {
@@ -261,6 +305,7 @@ build_info(Relation rel, int natts)
 	info->triggers = CopyTriggerDesc(rel->trigdesc);
 	MemoryContextSwitchTo(old);
 	info->direct = as_we_made_it(rel, info->triggers, natts);
+	info->watched = triggers_watch(rel, &info->life);
 	index_oids = RelationGetIndexList(rel);
 
 	old = MemoryContextSwitchTo(info->context);
@@ -409,6 +454,31 @@ outbox_table_triggers(const OutboxTable *table)
 	return table->info->triggers;
 }
 
+/*
+ * Do triggers report what plain SQL does to this live table?  *life changes when
+ * that may have been otherwise for a while.
+ */
+bool
+outbox_table_is_watched(Oid relid, int natts, uint64 *life)
+{
+	OutboxTableEntry *entry = table_infos == NULL ? NULL :
+	hash_search(table_infos, &relid, HASH_FIND, NULL);
+	const OutboxTableInfo *info;
+
+	if (entry != NULL && entry->info != NULL &&
+		entry->info_changes == entry->changes)
+		info = entry->info;
+	else
+	{
+		Relation	rel = outbox_relation_open(relid, AccessShareLock);
+
+		info = get_info(rel, natts);
+		table_close(rel, AccessShareLock);
+	}
+	*life = info->life;
+	return info->watched;
+}
+
 /* Is this table as we made it? */
 bool
 outbox_table_is_direct(Oid relid, int natts)
@@ -437,6 +507,20 @@ outbox_table_close(OutboxTable *table)
 	if (table->info != NULL && table->info->batch_user == table)
 		table->info->batch_user = NULL;
 	table_close(table->rel, NoLock);
+}
+
+/*
+ * Close a table that was opened for writing and has not been written: it need not
+ * stay locked.
+ */
+void
+outbox_table_close_unchanged(OutboxTable *table)
+{
+	for (int i = 0; table->indexes != NULL && i < table->info->nindexes; i++)
+		index_close(table->indexes[i], RowExclusiveLock);
+	if (table->info->batch_user == table)
+		table->info->batch_user = NULL;
+	table_close(table->rel, RowExclusiveLock);
 }
 
 /* A slot to read rows into. */

@@ -8,6 +8,8 @@
  */
 #include "postgres.h"
 
+#include "access/tableam.h"
+#include "access/xact.h"
 #include "executor/spi.h"
 #include "lib/stringinfo.h"
 #include "storage/itemptr.h"
@@ -16,7 +18,9 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 
+#include "table/probe.h"
 #include "table/table.h"
 #include "table/table_sql.h"
 
@@ -25,6 +29,7 @@ typedef enum StatementKind
 	STMT_INSERT,
 	STMT_UPDATE,
 	STMT_DELETE,
+	STMT_FIND,
 	STMT_LOCK,					/* to update it; keys do not change */
 	STMT_LOCK_NOWAIT,
 	STMT_LOCK_TO_DELETE,
@@ -95,6 +100,10 @@ statement_text(OutboxTable *table, StatementKind kind)
 			break;
 		case STMT_DELETE:
 			appendStringInfo(&sql, "DELETE FROM %s", relation);
+			append_key(&sql, table);
+			break;
+		case STMT_FIND:
+			appendStringInfo(&sql, "SELECT ctid FROM %s", relation);
 			append_key(&sql, table);
 			break;
 		case STMT_LOCK:
@@ -175,6 +184,42 @@ run_row_statement(OutboxTable *table, StatementKind kind, TupleTableSlot *row,
 	return SPI_processed;
 }
 
+/* Is the row as it was read? */
+static bool
+is_still_there(OutboxTable *table, TupleTableSlot *old)
+{
+	TupleTableSlot *slot = outbox_table_slot(table);
+	SnapshotData dirty;
+	bool		result;
+
+	InitDirtySnapshot(dirty);
+	result = table_tuple_fetch_row_version(table->rel, &old->tts_tid, &dirty,
+										   slot) &&
+		!TransactionIdIsValid(outbox_row_writer(&dirty));
+	ExecDropSingleTupleTableSlot(slot);
+	return result;
+}
+
+/*
+ * A statement could not lock the row.  If the row is there, then it is locked by
+ * another transaction, or the caller may not see it: because of a policy, or
+ * because it is newer than the caller's snapshot.
+ */
+static OutboxRowResult
+why_not_locked(OutboxTable *table, TupleTableSlot *old, bool wait)
+{
+	if (!is_still_there(table, old))
+		return OUTBOX_ROW_GONE;
+	if (!wait &&
+		run_row_statement(table, STMT_FIND, old, table->nkeys) > 0)
+		return OUTBOX_ROW_LOCKED;
+	if (IsolationUsesXactSnapshot())
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("could not serialize access due to concurrent update")));
+	return OUTBOX_ROW_REFUSED;
+}
+
 /* Lock the row; only if it is still the version that was read. */
 static OutboxRowResult
 lock_unchanged_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
@@ -184,13 +229,10 @@ lock_unchanged_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
 	bool		isnull;
 
 	/* the kind that does not wait comes next */
-	if (run_row_statement(table, wait ? kind : kind + 1, old, table->nkeys) == 0)
-	{
-		if (wait)
-			return OUTBOX_ROW_GONE;
+	if (blocker != NULL)
 		*blocker = InvalidTransactionId;
-		return OUTBOX_ROW_LOCKED;
-	}
+	if (run_row_statement(table, wait ? kind : kind + 1, old, table->nkeys) == 0)
+		return why_not_locked(table, old, wait);
 	tid = (ItemPointer) DatumGetPointer(SPI_getbinval(SPI_tuptable->vals[0],
 													  SPI_tuptable->tupdesc,
 													  1, &isnull));

@@ -29,6 +29,8 @@ typedef struct Hint
 	int64		id;
 	Oid			relid;
 	ItemPointerData tid;
+	int64		first_at;		/* its place in its stream, if it was the
+								 * first */
 } Hint;
 
 static Hint hints[MAX_HINTS];
@@ -39,12 +41,29 @@ hint_for(int64 id)
 	return &hints[(uint64) id & (MAX_HINTS - 1)];
 }
 
+/*
+ * first_at: the place of the message in its stream, if nothing was before it when
+ * it was claimed; else 0.
+ */
 void
-outbox_tid_remember(Oid relid, int64 id, ItemPointer tid)
+outbox_tid_remember(Oid relid, int64 id, ItemPointer tid, int64 first_at)
 {
 	/* a row that was written by a statement has none */
 	if (ItemPointerIsValid(tid))
-		*hint_for(id) = OUTBOX_MAKE(Hint, id, relid, *tid);
+		*hint_for(id) = OUTBOX_MAKE(Hint, id, relid, *tid, first_at);
+}
+
+/*
+ * Did this session claim the message at this place in its stream when nothing was
+ * before it?  Then nothing is, as long as it is not finished.
+ */
+bool
+outbox_tid_was_first(Oid relid, int64 id, int64 seq)
+{
+	const Hint *hint = hint_for(id);
+
+	return hint->id == id && hint->relid == relid && hint->first_at == seq &&
+		seq != 0;
 }
 
 /* How far hints can be followed, now that the table is locked. */

@@ -41,7 +41,7 @@ int			outbox_selection_strategy = OUTBOX_ROUND_ROBIN;
 int			outbox_log_level = DEBUG1;
 bool		outbox_use_cursor = true;
 bool		outbox_use_direct = true;
-int			outbox_max_lanes = OUTBOX_DEFAULT_LANES;
+int			outbox_lane_memory_mb = 64;
 
 static const struct config_enum_entry log_level_options[] = {
 	{"debug5", DEBUG5, false},
@@ -244,12 +244,12 @@ define_developer_settings(void)
 							 true,
 							 PGC_USERSET, GUC_NOT_IN_SAMPLE, NULL, NULL, NULL);
 	if (process_shared_preload_libraries_in_progress)
-		DefineCustomIntVariable("outbox.max_lanes",
-								"How many topics the shared memory can follow.",
-								"The claims of a topic beyond that scan it from the start.",
-								&outbox_max_lanes,
-								OUTBOX_DEFAULT_LANES, 16, OUTBOX_LIMIT_LANES,
-								PGC_POSTMASTER, 0, NULL, NULL, NULL);
+		DefineCustomIntVariable("outbox.lane_memory",
+								"How much shared memory is used to remember where claims must look.",
+								"More than that for topics in use at a time, and the rest is found more slowly.",
+								&outbox_lane_memory_mb,
+								64, 1, 65536,
+								PGC_POSTMASTER, GUC_UNIT_MB, NULL, NULL, NULL);
 }
 
 void

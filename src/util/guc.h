@@ -7,9 +7,6 @@
 
 #include "postgres.h"
 
-#define OUTBOX_DEFAULT_LANES 256
-#define OUTBOX_LIMIT_LANES 16384
-
 /* How workers divide their time among databases. */
 typedef enum OutboxSelectionStrategy
 {
@@ -40,7 +37,7 @@ extern int	outbox_selection_strategy;
 extern int	outbox_log_level;
 extern bool outbox_use_cursor;
 extern bool outbox_use_direct;
-extern int	outbox_max_lanes;
+extern int	outbox_lane_memory_mb;
 
 extern void outbox_guc_define(void);
 

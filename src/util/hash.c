@@ -7,15 +7,11 @@
  * dump can be restored into: the hashes are our own, over the bytes of the
  * strings in UTF-8.
  *
- * A lane is the first column of the ready index.  There are two kinds:
- *
- *	topic lanes (>= 0): 31 bits of the namespace's hash, then 32 bits of the
- *	topic's.  Two topics that collide share a lane, which costs them speed and
- *	nothing else: whoever scans a lane compares the names.
- *
- *	owner lanes (< 0): a hash of an owner token.  Here lies the first message
- *	of a stream whose earlier messages are all leased by that owner, so that
- *	nobody else stumbles over it (see stream.c).
+ * A lane is the first column of the ready index: all messages of one namespace,
+ * topic and tenant.  Without a tenant it is 31 bits of the namespace's hash, then
+ * 32 bits of the topic's; with one, 63 bits in which all three are mixed.  Lanes
+ * that collide cost speed and nothing else: shared memory tells them apart by
+ * the hashes, and a claim compares the names.
  */
 #include "postgres.h"
 
@@ -26,21 +22,28 @@
 #include "compat.h"
 #include "util/hash.h"
 
+/* Spread every bit over all others. */
 static uint64
-hash_bytes64(const void *data, int len, uint64 seed)
+spread_bits(uint64 h)
 {
-	const unsigned char *p = data;
-	uint64		h = seed ^ UINT64CONST(0xcbf29ce484222325);
-
-	/* FNV-1a, then a finalizer that spreads every bit over all others */
-	for (int i = 0; i < len; i++)
-		h = (h ^ p[i]) * UINT64CONST(0x100000001b3);
 	h ^= h >> 33;
 	h *= UINT64CONST(0xff51afd7ed558ccd);
 	h ^= h >> 33;
 	h *= UINT64CONST(0xc4ceb9fe1a85ec53);
 	h ^= h >> 33;
 	return h;
+}
+
+static uint64
+hash_bytes64(const void *data, int len, uint64 seed)
+{
+	const unsigned char *p = data;
+	uint64		h = seed ^ UINT64CONST(0xcbf29ce484222325);
+
+	/* FNV-1a */
+	for (int i = 0; i < len; i++)
+		h = (h ^ p[i]) * UINT64CONST(0x100000001b3);
+	return spread_bits(h);
 }
 
 /*
@@ -89,23 +92,52 @@ outbox_topic_hash(const text *topic)
 }
 
 int64
-outbox_topic_lane(const text *namespace, const text *topic)
+outbox_topic_key(const text *namespace, const text *topic)
 {
 	return ((int64) outbox_namespace_hash(namespace) << 32) |
 		outbox_topic_hash(topic);
 }
 
-int64
-outbox_owner_lane(const pg_uuid_t *owner)
+/* Never 0. */
+uint64
+outbox_tenant_hash(const pg_uuid_t *tenant)
 {
-	return (int64) (hash_bytes64(owner->data, UUID_LEN, 3) |
-					UINT64CONST(0x8000000000000000));
+	return hash_bytes64(tenant->data, UUID_LEN, 6) | 1;
+}
+
+/* What stands for an owner token in shared memory.  Never 0. */
+uint64
+outbox_token_hash(const pg_uuid_t *owner)
+{
+	return hash_bytes64(owner->data, UUID_LEN, 3) | 1;
+}
+
+/* Where messages of this namespace, topic and tenant (or NULL) lie. */
+void
+outbox_place_of(const text *namespace, const text *topic,
+				const pg_uuid_t *tenant, OutboxPlace *place)
+{
+	place->namespace_hash = outbox_namespace_hash(namespace);
+	place->topic_hash = outbox_topic_hash(topic);
+	place->tenant_hash = tenant == NULL ? 0 : outbox_tenant_hash(tenant);
+	place->lane = outbox_place_topic_key(place);
+	if (tenant != NULL)
+		place->lane = (int64) (spread_bits((uint64) place->lane +
+										   place->tenant_hash *
+										   UINT64CONST(0x9e3779b97f4a7c15)) &
+							   UINT64CONST(0x7FFFFFFFFFFFFFFF));
 }
 
 uint32
 outbox_uuid_hash(const pg_uuid_t *uuid)
 {
 	return (uint32) hash_bytes64(uuid->data, UUID_LEN, 4);
+}
+
+uint64
+outbox_uuid_hash64(const pg_uuid_t *uuid)
+{
+	return hash_bytes64(uuid->data, UUID_LEN, 4);
 }
 
 /* The partition to which a stream belongs. */
@@ -156,19 +188,31 @@ outbox_dedupe_digest(const text *namespace, const text *topic,
 	memcpy(digest->data, sha, UUID_LEN);
 }
 
-/* Does a lane pass a filter? */
+/* Does a place pass a filter? */
 bool
-outbox_lane_wanted(const OutboxLaneFilter *filter, int64 lane)
+outbox_place_wanted(const OutboxLaneFilter *filter, const OutboxPlace *place)
 {
+	int			lo = 0;
+	int			hi = filter->ntopics;
+
 	if (filter->namespace_hash != NULL &&
-		outbox_lane_namespace(lane) != *filter->namespace_hash)
+		place->namespace_hash != *filter->namespace_hash)
+		return false;
+	if (filter->tenant_hash != NULL &&
+		place->tenant_hash != *filter->tenant_hash)
 		return false;
 	if (filter->topic_hashes == NULL)
 		return true;
-	for (int i = 0; i < filter->ntopics; i++)
+	while (lo < hi)
 	{
-		if (outbox_lane_topic(lane) == filter->topic_hashes[i])
+		int			mid = lo + (hi - lo) / 2;
+
+		if (filter->topic_hashes[mid] == place->topic_hash)
 			return true;
+		if (filter->topic_hashes[mid] < place->topic_hash)
+			lo = mid + 1;
+		else
+			hi = mid;
 	}
 	return false;
 }

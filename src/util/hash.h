@@ -10,11 +10,27 @@
 #include "compat.h"
 #include "utils/uuid.h"
 
-extern int64 outbox_topic_lane(const text *namespace, const text *topic);
-extern int64 outbox_owner_lane(const pg_uuid_t *owner);
+/*
+ * Where messages lie in the ready index, and the hashes by which claims choose.
+ * Messages of one namespace, topic and tenant have the same place.
+ */
+typedef struct OutboxPlace
+{
+	int64		lane;
+	uint32		namespace_hash;
+	uint32		topic_hash;
+	uint64		tenant_hash;	/* 0: no tenant */
+} OutboxPlace;
+
+extern int64 outbox_topic_key(const text *namespace, const text *topic);
+extern void outbox_place_of(const text *namespace, const text *topic,
+							const pg_uuid_t *tenant, OutboxPlace *place);
 extern uint32 outbox_namespace_hash(const text *namespace);
 extern uint32 outbox_topic_hash(const text *topic);
+extern uint64 outbox_tenant_hash(const pg_uuid_t *tenant);
+extern uint64 outbox_token_hash(const pg_uuid_t *owner);
 extern uint32 outbox_uuid_hash(const pg_uuid_t *uuid);
+extern uint64 outbox_uuid_hash64(const pg_uuid_t *uuid);
 extern int	outbox_partition(const pg_uuid_t *stream, int partition_count);
 extern uint64 outbox_share_hash(const pg_uuid_t *instance, int partition);
 extern void outbox_dedupe_digest(const text *namespace, const text *topic,
@@ -28,33 +44,30 @@ outbox_text_equal(const text *a, const text *b)
 		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
 }
 
-/* The parts of a topic's lane. */
-static inline uint32
-outbox_lane_namespace(int64 lane)
+/* The same for all tenants of a topic: what policies and handlers are known by. */
+static inline int64
+outbox_place_topic_key(const OutboxPlace *place)
 {
-	return (uint32) (((uint64) lane >> 32) & 0x7FFFFFFF);
-}
-
-static inline uint32
-outbox_lane_topic(int64 lane)
-{
-	return (uint32) (lane & 0xFFFFFFFF);
+	return ((int64) place->namespace_hash << 32) | place->topic_hash;
 }
 
 static inline bool
-outbox_lane_is_topic(int64 lane)
+outbox_place_equal(const OutboxPlace *a, const OutboxPlace *b)
 {
-	return lane >= 0;
+	return a->lane == b->lane && a->namespace_hash == b->namespace_hash &&
+		a->topic_hash == b->topic_hash && a->tenant_hash == b->tenant_hash;
 }
 
-/* Which lanes a caller wants; NULL or 0 means any. */
+/* Which places a caller wants. */
 typedef struct OutboxLaneFilter
 {
-	const uint32 *namespace_hash;
-	const uint32 *topic_hashes;
+	const uint32 *namespace_hash;	/* NULL: any */
+	const uint32 *topic_hashes; /* NULL: any; else in order, each once */
 	int			ntopics;
+	const uint64 *tenant_hash;	/* NULL: any */
 } OutboxLaneFilter;
 
-extern bool outbox_lane_wanted(const OutboxLaneFilter *filter, int64 lane);
+extern bool outbox_place_wanted(const OutboxLaneFilter *filter,
+								const OutboxPlace *place);
 
 #endif							/* OUTBOX_HASH_H */

@@ -110,7 +110,7 @@ claim_tasks(const OutboxHandler *handler, Tasks *tasks)
 	claim.owner = tasks->owner;
 	tasks->lease_seconds = handler->lease_seconds;
 	tasks->list = NIL;
-	(void) outbox_claim(&claim, add_task, tasks);
+	(void) outbox_claim(&claim, add_task, tasks, NULL);
 }
 
 /* ---------------------------------------------------------------------- */

@@ -28,7 +28,7 @@
 #include "utils/varlena.h"
 #include "utils/wait_event.h"
 
-#include "shmem/lane_directory.h"
+#include "shmem/directory.h"
 #include "shmem/posts.h"
 #include "util/guc.h"
 #include "worker/background.h"
@@ -367,7 +367,7 @@ watch_leases(TimestampTz now)
 
 		if (!OidIsValid(post->dbid) || OidIsValid(post->roleid) || !post->served)
 			continue;
-		ends = outbox_lanes_next_lease(post->dbid);
+		ends = outbox_directory_next_lease(post->dbid);
 		if (ends == DT_NOEND)
 			continue;
 		ends = TimestampTzPlusMilliseconds(ends, OUTBOX_REAP_DELAY_MS);

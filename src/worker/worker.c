@@ -37,7 +37,7 @@
 #include "core/reap.h"
 #include "queue/handler.h"
 #include "queue/policy.h"
-#include "shmem/lane_directory.h"
+#include "shmem/directory.h"
 #include "shmem/posts.h"
 #include "table/catalog.h"
 #include "util/guc.h"
@@ -215,7 +215,7 @@ own_due(void)
 	/* a wait that was put back for a moment */
 	begin("outbox: waits");
 	topic_hash = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
-	if (!outbox_lanes_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, now, &wait_due))
+	if (!outbox_directory_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, &wait_due))
 		wait_due = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
 	for (OutboxStoreKind kind = OUTBOX_TIMERS; kind <= OUTBOX_RUNS; kind++)
 	{
@@ -224,7 +224,7 @@ own_due(void)
 
 		if (!outbox_dispatch_timers)
 			break;
-		if (!outbox_lanes_next_due(outbox_store(kind)->table, &all, now, &due))
+		if (!outbox_directory_next_due(outbox_store(kind)->table, &all, &due))
 			due = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
 		wait_due = Min(wait_due, due);
 	}
@@ -322,7 +322,7 @@ handlers_due(List *handlers)
 		/* who resumes a topic calls us */
 		if (outbox_policy_lane_is_paused(handler->lane))
 			due = DT_NOEND;
-		else if (!outbox_lanes_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, now, &due))
+		else if (!outbox_directory_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, &due))
 			due = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
 		result = Min(result, due);
 	}

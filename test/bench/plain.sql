@@ -10,7 +10,6 @@ CREATE TABLE plain.queue (
 ALTER TABLE plain.queue
     ALTER id ADD GENERATED ALWAYS AS IDENTITY,
     ALTER lane SET DEFAULT 1,
-    ALTER ready_at SET DEFAULT now(),
     ALTER next_attempt_at SET DEFAULT now(),
     ALTER updated_at SET DEFAULT now(),
     ALTER created_at SET DEFAULT now(),

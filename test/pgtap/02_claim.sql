@@ -57,19 +57,18 @@ SELECT is(
     '{good}',
     'OBX-020 claim returns nothing finished, not due, expired, paused, leased, or of another tenant');
 
-SELECT outbox.enqueue('obx-021', 'soon', due_time => clock_timestamp() + interval '150 ms') \gset
+SET client_min_messages = error;
 SELECT clock_timestamp() AS before,
-       (SELECT count(*) FROM outbox.claim(tap.alice(), topics => '{obx-021-none}')) AS at_once,
+       (SELECT count(*) FROM outbox.claim(tap.alice(), topics => '{obx-021}')) AS at_once,
        (SELECT count(*) FROM outbox.claim(tap.alice(), topics => '{}')) AS of_no_topic,
-       (SELECT count(*) FROM outbox.claim(tap.alice(), topics => '{obx-021-none}', wait_ms => 50)) AS waited_in_vain,
+       (SELECT count(*) FROM outbox.claim(tap.alice(), topics => '{obx-021}', wait_ms => 60000)) AS waited,
        clock_timestamp() AS after \gset
+RESET client_min_messages;
 SELECT is(
-    ROW(:at_once, :of_no_topic, :waited_in_vain,
-        :'after'::timestamptz - :'before' >= interval '50 ms',
-        (SELECT payload FROM outbox.claim(tap.alice(), topics => '{obx-021}', wait_ms => 10000)),
-        clock_timestamp() < :'after'::timestamptz + interval '5 s')::text,
-    '(0,0,0,t,soon,t)',
-    'OBX-021 an empty result is no error; with wait_ms it comes after that time, unless a message comes due');
+    ROW(:at_once, :of_no_topic, :waited,
+        :'after'::timestamptz - :'before' < interval '30 s')::text,
+    '(0,0,0,t)',
+    'OBX-021 an empty result is no error; in a transaction that has written, a claim does not wait for more');
 
 SELECT outbox.enqueue('obx-022', 'a', namespace => 'n1', tenant_id => :'tenant') AS e1,
        outbox.enqueue('obx-022', 'b', namespace => 'n1') AS e2,
@@ -94,7 +93,7 @@ SELECT outbox.enqueue('obx-023-x', 'third', due_time => clock_timestamp() + inte
        outbox.enqueue('obx-023-x', 'first', due_time => clock_timestamp() + interval '1 s') AS e3,
        outbox.enqueue('obx-023-y', 'fourth') AS e4, outbox.enqueue('obx-023-x', 'fifth') AS e5 \gset
 UPDATE outbox.queue
-   SET next_attempt_at = t, ready_at = t
+   SET next_attempt_at = t
   FROM (SELECT id AS of, CASE WHEN due_time IS NULL THEN now() ELSE due_time - interval '1 h' END AS t
           FROM outbox.queue) s
  WHERE topic LIKE 'obx-023-%' AND id = s.of;
@@ -135,7 +134,7 @@ SELECT (SELECT count(*) FROM outbox.claim(tap.bob(), topics => '{obx-026}')) AS 
        outbox.nack(tap.alice(), (:'leased'::bigint[])[1:1], delay => '1 h') \gset
 SELECT (SELECT count(*) FROM outbox.claim(tap.alice(), topics => '{obx-026}')) AS behind_a_retry \gset
 UPDATE outbox.queue
-   SET next_attempt_at = now(), ready_at = now()
+   SET next_attempt_at = now()
  WHERE id = (:'leased'::bigint[])[1];
 SELECT is(
     ARRAY[:'behind_a_lease', :'behind_a_retry']

@@ -1,15 +1,15 @@
 -- 08_concurrency.sql: what sessions see of each other
 --
--- OBX-097..101, OBX-002 and JOIN-060..062, sections 3 to 5 of the contract. Three sessions,
+-- OBX-097..101, OBX-002, OBX-021 and JOIN-060..062, sections 3 to 5 of the contract. Three sessions,
 -- alice, bob and carol, do the work; that of the test only asks them.
 
 BEGIN;
 \ir include/tools.sql
-SELECT plan(14);
+SELECT plan(15);
 
 SELECT count(*) = 0 AS no_dblink FROM pg_available_extensions WHERE name = 'dblink' \gset
 \if :no_dblink
-SELECT skip('dblink is not installed', 14);
+SELECT skip('dblink is not installed', 15);
 \else
 
 \ir include/sessions.sql
@@ -54,6 +54,17 @@ SELECT is(
     '{"nothing, then nothing",kept}',
     'OBX-002 (two phases) a prepared enqueue is claimable once it is committed, not before');
 \endif
+
+SELECT clock_timestamp() AS before,
+       tap.ask('bob', $$SELECT payload FROM outbox.claim(md5('bob')::uuid, topics => '{race-021}', wait_ms => 50)$$) AS in_vain,
+       clock_timestamp() AS after,
+       tap.ask('alice', $$SELECT outbox.enqueue('race-021', 'soon', due_time => clock_timestamp() + interval '150 ms')$$) \gset
+SELECT is(
+    ROW(:'in_vain'::text[], :'after'::timestamptz - :'before' >= interval '50 ms',
+        tap.ask('bob', $$SELECT payload FROM outbox.claim(md5('bob')::uuid, topics => '{race-021}', wait_ms => 10000)$$),
+        clock_timestamp() < :'after'::timestamptz + interval '5 s')::text,
+    '({},t,{soon},t)',
+    'OBX-021 with wait_ms an empty result comes after that time, unless a message comes due');
 
 SELECT tap.ask('alice', $$SELECT outbox.enqueue_many('race-097', '{1,2,3,4,5,6}')$$) \gset
 SELECT dblink_exec('alice', 'BEGIN'), dblink_exec('bob', 'BEGIN') AS begin_too \gset

@@ -446,7 +446,7 @@ SELECT is(
 
 SELECT tap.lease_both(1, 1) \gset
 SELECT tap.work(tap.alice(), jsonb_build_object('outbox_failures', tap.entries('{}', 1), 'inbox_failures', tap.entries('{}', 1))) \g /dev/null
-UPDATE outbox.inbox_queue SET next_attempt_at = now(), ready_at = now();
+UPDATE outbox.inbox_queue SET next_attempt_at = now();
 SELECT tap.come_due('work') \gset
 SELECT is(
     array_agg(concat_ws(' ', source, flags, attempts)), '{"outbox 32 2","inbox 32 2"}',

@@ -38,7 +38,6 @@ LANGUAGE sql
 AS $$
     UPDATE outbox.timer_queue t
        SET next_attempt_at = CASE t.status WHEN 0 THEN now() ELSE t.next_attempt_at END,
-           ready_at = CASE t.status WHEN 0 THEN now() ELSE t.ready_at END,
            locked_until = CASE t.status WHEN 1 THEN now() - interval '1 s' END
      WHERE t.topic = pass.topic
 $$;

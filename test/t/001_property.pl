@@ -47,7 +47,7 @@ sub reset_all
 	open_session($_) for 0 .. $nsessions - 1;
 	$admin->do("ROLLBACK PREPARED '$_->[0]'")
 	  for $admin->selectall_array('SELECT gid FROM pg_prepared_xacts');
-	$admin->do('TRUNCATE outbox.queue, outbox.dedupe, outbox.dead, outbox.stream_doubts, outbox.archive');
+	$admin->do('TRUNCATE outbox.queue, outbox.dedupe, outbox.dead, outbox.archive');
 	@prepared = ();
 	return;
 }
@@ -186,14 +186,22 @@ sub expect
 	$known{due}{ $_->[0] } = 1
 	  for $admin->selectall_array(
 		"SELECT id FROM outbox.queue WHERE stream_id IS NULL AND $due FOR UPDATE SKIP LOCKED");
-	my %blocked;
-	for my $row ($admin->selectall_array(
-			"SELECT id, stream_id, $due FROM outbox.queue WHERE stream_id IS NOT NULL ORDER BY stream_seq"))
+	my %line;
+	push @{ $line{ $_->[1] } }, $_
+	  for $admin->selectall_array(
+		"SELECT id, stream_id, $due, status, attempts FROM outbox.queue WHERE stream_id IS NOT NULL ORDER BY stream_seq");
+	for my $line (values %line)
 	{
-		my ($id, $stream, $is_due) = @$row;
-		next if $blocked{$stream};
-		if ($is_due && $known{free}{$id}) { $known{in_line}{$id} = 1 }
-		else { $blocked{$stream} = 1 }
+		while (@$line)
+		{
+			my ($id, undef, $is_due, undef, $attempts) = @{ shift @$line };
+
+			last if !$is_due || !$known{free}{$id};
+			# not again while a lease behind it is being settled
+			my ($rest) = grep { $_->[3] == 0 || !$known{free}{ $_->[0] } } @$line;
+			last if $attempts > 0 && $rest && $rest->[3] == 1;
+			$known{in_line}{$id} = 1;
+		}
 	}
 	$admin->do('ROLLBACK');
 	return \%known;
@@ -244,7 +252,7 @@ sub run
 
 	%mode = (streams => 0, settings => [], crashes => 0, %how);
 	srand($seed);
-	$admin = connect_to($node, settings => $mode{settings});
+	$admin = connect_to($node, settings => [ "SET lock_timeout = '5s'", @{ $mode{settings} } ]);
 	reset_all();
 	for my $step (1 .. $steps)
 	{
@@ -267,7 +275,7 @@ sub run
 		if ($mode{crashes} && $step % int($steps / $mode{crashes}) == 0)
 		{
 			kill_backend($node, $sessions[ rand @sessions ]{dbh}{pg_pid});
-			$admin = connect_to($node, settings => $mode{settings});
+			$admin = connect_to($node, settings => [ "SET lock_timeout = '5s'", @{ $mode{settings} } ]);
 			open_session($_) for 0 .. $nsessions - 1;
 		}
 		push @wrong, map { "step $step: $_" } check() if $step % 5 == 0;

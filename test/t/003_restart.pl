@@ -52,7 +52,7 @@ sub restart
 for my $how (qw(fast immediate kill))
 {
 	$dbh = connect_to($node);
-	$dbh->do('TRUNCATE outbox.queue, outbox.dedupe, outbox.dead, outbox.stream_doubts, outbox.archive');
+	$dbh->do('TRUNCATE outbox.queue, outbox.dedupe, outbox.dead, outbox.archive');
 
 	# 10,000 leases of one, some of another; one that will have ended
 	$dbh->do("SELECT outbox.enqueue_many('open', ARRAY(SELECT i::text FROM generate_series(1, 10000) i))");

@@ -181,7 +181,7 @@ sub run_calls
 	my $started = time;
 	my $before = $made;
 	my $failed = 0;
-	my $columns = "(SELECT count(*) FROM outbox.queue), (SELECT count(*) FROM outbox.dead), (SELECT count(*) FROM outbox.archive), (SELECT count(*) FROM outbox.topics), (SELECT count(*) FROM outbox.dedupe), (SELECT count(*) FROM outbox.leases), (SELECT count(*) FROM outbox.stream_doubts)";
+	my $columns = "(SELECT count(*) FROM outbox.queue), (SELECT count(*) FROM outbox.dead), (SELECT count(*) FROM outbox.archive), (SELECT count(*) FROM outbox.topics), (SELECT count(*) FROM outbox.dedupe), (SELECT count(*) FROM outbox.leases)";
 	my @counts = $dbh->selectrow_array("SELECT $columns");
 
 	%complaints = ();

@@ -571,7 +571,7 @@ $admin = connect_to($node) unless $admin && $admin->ping > 0;
 ok(poll(sub { tend(); count_of($admin, 'outbox.queue') + count_of($admin, 'outbox.inbox_queue') == 0 }, 90),
 	'everything was handled: no stream is nobody\'s')
   or diag(join "\n", map { join ' ', map { $_ // '-' } @$_ } $admin->selectall_array(<<'Q'));
-SELECT id, lane < 0 AS owners, ready_at, next_attempt_at, status, attempts, stream_id, stream_seq, locked_until
+SELECT id, next_attempt_at, status, attempts, stream_id, stream_seq, locked_until
   FROM outbox.queue ORDER BY stream_id, stream_seq LIMIT 20
 Q
 ok(end_clients('Instance'), 'the instances have ended');

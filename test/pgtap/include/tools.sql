@@ -57,7 +57,7 @@ RETURNS void
 LANGUAGE sql
 AS $$
     UPDATE outbox.queue q
-       SET next_attempt_at = now(), ready_at = now()
+       SET next_attempt_at = now()
      WHERE q.topic = come_due.topic
        AND q.status = 0;
 $$;

@@ -1,0 +1,62 @@
+/*
+ * directory.h
+ *	  Which agenda belongs to which live table, and what can be forgotten.
+ */
+#ifndef OUTBOX_DIRECTORY_H
+#define OUTBOX_DIRECTORY_H
+
+#include "postgres.h"
+
+#include "shmem/agenda.h"
+#include "util/hash.h"
+
+/* Four for each of 128 databases that are in use at a time. */
+#ifdef OUTBOX_TINY
+#define OUTBOX_MAX_AGENDAS 5
+#else
+#define OUTBOX_MAX_AGENDAS 512
+#endif
+
+typedef struct OutboxDirectory
+{
+	LWLock		lock;			/* of which agenda is whose */
+	OutboxAgenda agendas[OUTBOX_MAX_AGENDAS];
+} OutboxDirectory;
+
+/* Lanes being listed from the index. */
+typedef struct OutboxListing
+{
+	Oid			relid;
+	uint32		resets;
+	uint32		misses;
+	bool		whole;			/* all lanes, not a few */
+	bool		missed;			/* a lane has found no room */
+	int64		from;			/* it goes on behind this lane */
+} OutboxListing;
+
+extern void outbox_directory_init(OutboxDirectory *directory, int tranche);
+
+extern OutboxAgenda *outbox_agenda_lock(Oid relid, LWLockMode mode);
+extern OutboxAgenda *outbox_agenda_lock_to_report(Oid relid);
+extern OutboxAgenda *outbox_agenda_by_number(int number);
+extern bool outbox_agenda_is_complete(const OutboxAgenda *agenda);
+extern void outbox_directory_set_life(Oid relid, uint64 table_life);
+extern void outbox_directory_prepare(void);
+extern void outbox_parts_note_members(Oid relid, uint64 members);
+extern bool outbox_listing_begin(Oid relid, OutboxListing *listing);
+extern bool outbox_listing_add(OutboxListing *listing,
+							   const OutboxPlace *place);
+extern void outbox_listing_end(OutboxListing *listing, bool at_end);
+extern bool outbox_directory_next_due(Oid relid,
+									  const OutboxLaneFilter *filter,
+									  TimestampTz *due);
+extern TimestampTz outbox_directory_next_lease(Oid dbid);
+extern void outbox_directory_forget_database(Oid dbid);
+
+extern int	outbox_lane_make(OutboxAgenda *agenda, const OutboxPlace *place,
+							 uint64 token, bool *is_new);
+extern void outbox_lane_share_part(OutboxAgenda *agenda, int lane, int part);
+extern void outbox_lane_drop(OutboxAgenda *agenda, int lane);
+extern bool outbox_lanes_make_room(void);
+
+#endif							/* OUTBOX_DIRECTORY_H */

@@ -1,0 +1,247 @@
+/*
+ * lane_publish.c
+ *	  Telling the lanes what a transaction that has ended has done.
+ *
+ * A transaction notes locally where it has made something claimable, and what it
+ * has leased outside of a scan.  None of it concerns others before it has
+ * committed, and it is published then: each lane is changed once, and those who
+ * wait for it are called.  A transaction that is prepared publishes at that time,
+ * because nothing of ours runs when it commits; what it has noted is visited
+ * when its commit or rollback is noticed.
+ *
+ * All of this runs in callbacks in which nothing may be allocated, except in
+ * shared memory, and nothing may fail.
+ */
+#include "postgres.h"
+
+#include "access/transam.h"
+#include "access/xact.h"
+#include "storage/procarray.h"
+#include "utils/timestamp.h"
+
+#include "shmem/agenda.h"
+#include "shmem/directory.h"
+#include "shmem/lane_memory.h"
+#include "shmem/lane_publish.h"
+#include "shmem/lane_state.h"
+#include "shmem/waiters.h"
+#include "util/hash.h"
+
+/*
+ * Has this transaction ended?  One so old that its id could be another's has,
+ * and so has one that another server had when a dump was made.
+ */
+bool
+outbox_xact_is_over(FullTransactionId xid)
+{
+	FullTransactionId next = ReadNextFullTransactionId();
+	TransactionId plain = XidFromFullTransactionId(xid);
+
+	if (!FullTransactionIdPrecedes(xid, next) ||
+		U64FromFullTransactionId(next) - U64FromFullTransactionId(xid) >
+		PG_INT32_MAX / 2)
+		return true;
+	if (TransactionIdIsCurrentTransactionId(plain))
+		return false;
+	return !TransactionIdIsInProgress(plain);
+}
+
+/*
+ * Find the lane of a note, or make it.  The lock is released and acquired again
+ * if room must be made for it.  Where all lanes with messages are known, a lane
+ * that was not there has nothing below the note.
+ */
+static int
+lane_of_note(OutboxAgenda **agenda, const OutboxLaneNote *note)
+{
+	bool		is_new;
+	int			lane = outbox_lane_make(*agenda, &note->place, 0, &is_new);
+
+	if (lane == OUTBOX_NIL)
+	{
+		LWLockRelease(&(*agenda)->lock);
+		(void) outbox_lanes_make_room();
+		*agenda = outbox_agenda_lock_to_report(note->relid);
+		if (*agenda == NULL)
+			return OUTBOX_NIL;
+		lane = outbox_lane_make(*agenda, &note->place, 0, &is_new);
+	}
+	if (lane == OUTBOX_NIL)
+		(*agenda)->misses++;
+	else if (is_new && outbox_agenda_is_complete(*agenda))
+	{
+		outbox_lane_raise_cursor(outbox_lane_at(lane), note->lo, note->lo.at);
+		outbox_lane_at(lane)->leases_known = true;
+	}
+	return lane;
+}
+
+/* Record a note in a part of the lane; false if there is no room for it. */
+static bool
+record_in_part(OutboxAgenda *agenda, const OutboxLaneNote *note,
+			   const OutboxRecord *record, TimestampTz now)
+{
+	bool		is_new;
+	int			part = outbox_lane_make(agenda, &note->place, note->token,
+										&is_new);
+
+	if (part == OUTBOX_NIL ||
+		!outbox_lane_record(outbox_lane_at(part), record))
+		return false;
+	outbox_agenda_update(agenda, part, now);
+	outbox_waiters_call_lane(agenda, part, note->nmessages);
+	return true;
+}
+
+static void
+publish_note(OutboxAgenda **agenda, const OutboxLaneNote *note,
+			 FullTransactionId prepared, TimestampTz now)
+{
+	OutboxRecord record = {
+		.lo = note->lo,.hi = note->hi,.xid = prepared,
+		.at = note->kind == OUTBOX_NOTE_LEASE ? note->at : DT_NOBEGIN
+	};
+	int			lane;
+
+	if (note->kind == OUTBOX_NOTE_PART &&
+		(FullTransactionIdIsValid(prepared) ||
+		 record_in_part(*agenda, note, &record, now)))
+		return;
+	lane = lane_of_note(agenda, note);
+	if (lane == OUTBOX_NIL)
+		return;
+	outbox_lane_at(lane)->used = true;
+	outbox_lane_at(lane)->used_at = now;
+	(void) outbox_lane_record(outbox_lane_at(lane), &record);
+	if (FullTransactionIdIsValid(prepared))
+		outbox_agenda_block(*agenda, lane, prepared, true);
+	outbox_agenda_update(*agenda, lane, now);
+	if (outbox_lane_at(lane)->due)
+		outbox_waiters_call_lane(*agenda, lane, note->nmessages);
+}
+
+/*
+ * The transaction has committed, or was prepared under this id: publish what it
+ * has noted.
+ */
+void
+outbox_lane_publish(const OutboxLaneNote *notes, int nnotes,
+					FullTransactionId prepared)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	OutboxAgenda *agenda = NULL;
+
+	for (int i = 0; i < nnotes; i++)
+	{
+		if (agenda == NULL || agenda->relid != notes[i].relid)
+		{
+			if (agenda != NULL)
+			{
+				outbox_waiters_note_time(agenda);
+				LWLockRelease(&agenda->lock);
+			}
+			agenda = outbox_agenda_lock_to_report(notes[i].relid);
+		}
+		if (agenda != NULL)
+			publish_note(&agenda, &notes[i], prepared, now);
+	}
+	if (agenda != NULL)
+	{
+		outbox_waiters_note_time(agenda);
+		LWLockRelease(&agenda->lock);
+	}
+}
+
+/*
+ * A transaction xid has ended that has leased messages in this lane, and left
+ * marks for that.  If it has committed, they are now for the end of the leases;
+ * if it has aborted, the messages can be claimed.  "top" is the transaction of
+ * which it is a part.
+ */
+void
+outbox_lane_end_claim(Oid relid, const OutboxPlace *place, uint64 token,
+					  FullTransactionId xid, FullTransactionId top,
+					  int nmessages, OutboxXactEnd end)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	OutboxAgenda *agenda = outbox_agenda_lock_to_report(relid);
+	int			lane;
+
+	if (agenda == NULL)
+		return;
+	lane = outbox_lane_find(agenda->number, place, token);
+	if (lane != OUTBOX_NIL)
+	{
+		OutboxLane *claimed = outbox_lane_at(lane);
+
+		if (end == OUTBOX_XACT_COMMITTED)
+			outbox_lane_decide(claimed, xid);
+		else if (end == OUTBOX_XACT_ABORTED)
+			outbox_lane_call(claimed);
+		else
+			outbox_agenda_block(agenda, lane, top, true);
+		outbox_agenda_update(agenda, lane, now);
+		if (end == OUTBOX_XACT_ABORTED)
+			outbox_waiters_call_lane(agenda, lane, nmessages);
+		outbox_waiters_note_time(agenda);
+	}
+	LWLockRelease(&agenda->lock);
+}
+
+/* Call the lanes that wait for a transaction. */
+static void
+call_blocked(OutboxAgenda *agenda, FullTransactionId xid)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	int			cell = OUTBOX_NIL;
+	int			lane;
+
+	while ((lane = outbox_agenda_next_blocked(agenda, xid, &cell)) != OUTBOX_NIL)
+	{
+		if (outbox_lane_at(lane)->store != agenda->number)
+			continue;
+		outbox_lane_call(outbox_lane_at(lane));
+		outbox_agenda_update(agenda, lane, now);
+		outbox_waiters_call_lane(agenda, lane, 1);
+	}
+}
+
+/*
+ * A transaction has ended, or part of it has been rolled back: lanes that wait
+ * for it must be visited again.
+ */
+void
+outbox_lanes_unblock(Oid relid, FullTransactionId xid, bool ended)
+{
+	OutboxAgenda *agenda = outbox_agenda_lock_to_report(relid);
+
+	if (agenda == NULL)
+		return;
+	if (pg_atomic_read_u32(&agenda->nblockers) > 0)
+	{
+		call_blocked(agenda, xid);
+		if (ended)
+			outbox_agenda_unblock(agenda, xid);
+	}
+	LWLockRelease(&agenda->lock);
+}
+
+/*
+ * Look whether one of the transactions has ended that do so silently.  The caller
+ * holds the agenda's lock exclusively.
+ */
+void
+outbox_lanes_look_at_silent(OutboxAgenda *agenda)
+{
+	FullTransactionId xid;
+	int			next = 0;
+
+	while (outbox_agenda_next_silent(agenda, &next, &xid))
+	{
+		if (!outbox_xact_is_over(xid))
+			continue;
+		call_blocked(agenda, xid);
+		outbox_agenda_unblock(agenda, xid);
+		next = 0;
+	}
+}
