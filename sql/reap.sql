@@ -62,6 +62,27 @@ SELECT pg_sleep(0.06);
 SELECT outbox.reap();
 SELECT payload, status, failure_reason FROM outbox.messages WHERE topic IN ('rp.x', 'rp.y') ORDER BY id;
 
+-- reap remembers how far it has looked, but what comes, or comes back, below that is found
+INSERT INTO outbox.queue (topic, payload, expires_at) VALUES ('rp.z', 'first', now() - interval '1 hour');
+SELECT outbox.reap(), outbox.reap() AS nothing;
+INSERT INTO outbox.queue (topic, payload, expires_at) VALUES ('rp.z', 'second', now() - interval '2 hours');
+BEGIN;
+DELETE FROM outbox.queue WHERE topic = 'rp.z';
+SELECT outbox.reap() AS nothing;
+ROLLBACK;
+BEGIN;
+SELECT outbox.reap();
+ROLLBACK;
+SELECT outbox.reap(), outbox.reap() AS nothing;
+BEGIN;
+INSERT INTO outbox.queue (topic, payload, expires_at) VALUES ('rp.z', 'third', now() - interval '3 hours');
+SAVEPOINT s;
+INSERT INTO outbox.queue (topic, payload, expires_at) VALUES ('rp.z', 'never', now() - interval '3 hours');
+ROLLBACK TO s;
+COMMIT;
+SELECT outbox.reap(), outbox.reap() AS nothing;
+SELECT payload, status, failure_reason FROM outbox.messages WHERE topic = 'rp.z' ORDER BY id;
+
 -- requeue: from the dead, as new; the same message
 SELECT array_agg(id) AS dead FROM (SELECT id FROM outbox.dead_letters WHERE topic = 'rp' ORDER BY id) s \gset
 SELECT message_id AS m FROM outbox.dead_letters WHERE id = (:'dead'::bigint[])[1] \gset

@@ -336,6 +336,7 @@ note_new_row(Relation rel, TupleTableSlot *slot, const WrittenRow *new)
 	bool		isnull;
 	Datum		expires_at = slot_getattr(slot, Q_EXPIRES_AT, &isnull);
 
+	outbox_queue_note_expiry(relid, slot);
 	if (!isnull)
 		outbox_wake_note_due(DatumGetTimestampTz(expires_at));
 	/* its place in the stream need not be the last */

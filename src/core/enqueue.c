@@ -503,7 +503,10 @@ note_for_worker(const OutboxStore *store, const OutboxMessage *message,
 				TimestampTz now)
 {
 	if (message->expires_at != NULL)
+	{
 		outbox_wake_note_due(*message->expires_at);
+		outbox_lane_note_expiry(store->table, *message->expires_at);
+	}
 	if (!outbox_dispatch_timers ||
 		(store->kind != OUTBOX_TIMERS && store->kind != OUTBOX_RUNS))
 		return;

@@ -26,12 +26,17 @@
 #include "queue/queue.h"
 #include "queue/stream.h"
 #include "queue/walk.h"
+#include "shmem/expiry.h"
 #include "shmem/lane.h"
+#include "shmem/lane_xact.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/probe.h"
 #include "table/table.h"
 #include "util/guc.h"
+
+/* Entries of messages that are gone that are passed to find one that expires. */
+#define MAX_GONE 1000
 
 typedef struct Reaper
 {
@@ -113,41 +118,133 @@ reap_lease(OutboxWalk *walk, void *arg)
 	return true;
 }
 
+/* ---------------------------------------------------------------------- */
+/* Messages that expire                                                   */
+/* ---------------------------------------------------------------------- */
+
+/* A scan of the index of the times at which messages expire. */
+typedef struct ExpiryScan
+{
+	Relation	index;
+	IndexScanDesc scan;
+	SnapshotData dirty;
+	ScanKeyData keys[2];
+	TupleTableSlot *slot;
+} ExpiryScan;
+
+/* Prepare to scan what expires after "from" and until "until". */
+static void
+expiry_scan_begin(ExpiryScan *scan, OutboxTable *queue, TimestampTz from,
+				  TimestampTz until)
+{
+	scan->index = index_open(queue->store->expires, AccessShareLock);
+	scan->slot = outbox_table_slot(queue);
+	InitDirtySnapshot(scan->dirty);
+	scan->scan = outbox_index_beginscan(queue->rel, scan->index, &scan->dirty, 2);
+	scan->scan->xs_want_itup = true;
+	ScanKeyInit(&scan->keys[0], 1, BTGreaterStrategyNumber, F_TIMESTAMPTZ_GT,
+				TimestampTzGetDatum(from));
+	ScanKeyInit(&scan->keys[1], 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
+				TimestampTzGetDatum(until));
+	index_rescan(scan->scan, scan->keys, 2, NULL, 0);
+}
+
+static void
+expiry_scan_end(ExpiryScan *scan)
+{
+	index_endscan(scan->scan);
+	ExecDropSingleTupleTableSlot(scan->slot);
+	index_close(scan->index, NoLock);
+}
+
+/* Go on to the next entry; false at the end. */
+static bool
+expiry_scan_next(ExpiryScan *scan, TimestampTz *expires_at, bool *is_gone)
+{
+	bool		isnull;
+
+	CHECK_FOR_INTERRUPTS();
+	if (index_getnext_tid(scan->scan, ForwardScanDirection) == NULL)
+		return false;
+	*expires_at = DatumGetTimestampTz(index_getattr(scan->scan->xs_itup, 1,
+													RelationGetDescr(scan->index),
+													&isnull));
+	scan->scan->xs_heap_continue = false;
+	*is_gone = !index_fetch_heap(scan->scan, scan->slot);
+	return true;
+}
+
 /* Messages that were not delivered in time, wherever they lie. */
 static void
 reap_expired_messages(Reaper *reaper)
 {
-	Relation	index = index_open(reaper->queue.store->expires,
-								   AccessShareLock);
-	TupleTableSlot *slot = outbox_table_slot(&reaper->queue);
-	SnapshotData dirty;
-	IndexScanDesc scan;
-	ScanKeyData key;
+	Oid			relid = RelationGetRelid(reaper->queue.rel);
+	TimestampTz until = reaper->now;
+	TimestampTz expires_at;
+	OutboxExpirySearch search;
+	ExpiryScan	scan;
+	bool		is_gone;
 
-	InitDirtySnapshot(dirty);
-	scan = outbox_index_beginscan(reaper->queue.rel, index, &dirty, 1);
-	ScanKeyInit(&key, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
-				TimestampTzGetDatum(reaper->now));
-	index_rescan(scan, &key, 1, NULL, 0);
-	while (reaper->nreaped < reaper->limit &&
-		   index_getnext_slot(scan, ForwardScanDirection, slot))
+	outbox_expiry_begin(relid, outbox_walk_uses_memory(relid), reaper->now,
+						&search);
+	expiry_scan_begin(&scan, &reaper->queue, search.from, reaper->now);
+	while (expiry_scan_next(&scan, &expires_at, &is_gone))
 	{
 		TransactionId blocker;
 		bool		leased;
 
-		CHECK_FOR_INTERRUPTS();
-		if (TransactionIdIsValid(outbox_row_writer(&dirty)))
+		if (is_gone)
 			continue;
-		leased = DatumGetInt16(outbox_row_get(slot, Q_STATUS)) == OUTBOX_IN_PROGRESS &&
-			DatumGetTimestampTz(outbox_row_get(slot, Q_LOCKED_UNTIL)) > reaper->now;
+		/* until this transaction has committed, it is there */
+		until = Min(until, expires_at - 1);
+		if (reaper->nreaped == reaper->limit)
+			break;
+		if (TransactionIdIsValid(outbox_row_writer(&scan.dirty)))
+			continue;
+		leased = DatumGetInt16(outbox_row_get(scan.slot, Q_STATUS)) == OUTBOX_IN_PROGRESS &&
+			DatumGetTimestampTz(outbox_row_get(scan.slot, Q_LOCKED_UNTIL)) > reaper->now;
 		if (!leased &&
-			bury(reaper, slot, OUTBOX_FATE_EXPIRED, &blocker) == OUTBOX_ROW_OK)
+			bury(reaper, scan.slot, OUTBOX_FATE_EXPIRED, &blocker) == OUTBOX_ROW_OK)
 			reaper->nreaped++;
 	}
-	index_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
-	index_close(index, NoLock);
+	expiry_scan_end(&scan);
+	/* of what we have removed ourselves we see nothing, and it may come back */
+	if (!outbox_lane_has_moved(relid))
+		outbox_expiry_end(&search, until);
 }
+
+/*
+ * When does the next message expire?  DT_NOEND if none does.  Too early rather
+ * than too late: only so many entries of what is gone are passed.
+ */
+TimestampTz
+outbox_reap_next_expiry(const OutboxStore *store)
+{
+	OutboxTable queue;
+	OutboxExpirySearch search;
+	ExpiryScan	scan;
+	TimestampTz expires_at;
+	TimestampTz next = DT_NOEND;
+	bool		is_gone;
+	int			ngone = 0;
+
+	outbox_store_open(&queue, store);
+	outbox_expiry_begin(store->table, outbox_walk_uses_memory(store->table),
+						DT_NOBEGIN, &search);
+	expiry_scan_begin(&scan, &queue, search.from, DT_NOEND - 1);
+	while (next == DT_NOEND && expiry_scan_next(&scan, &expires_at, &is_gone))
+	{
+		if (!is_gone || ++ngone == MAX_GONE)
+			next = expires_at;
+	}
+	expiry_scan_end(&scan);
+	outbox_table_close_unchanged(&queue);
+	return next;
+}
+
+/* ---------------------------------------------------------------------- */
+/* The call                                                               */
+/* ---------------------------------------------------------------------- */
 
 /*
  * Return messages whose leases have ended to ready, or to the dead if they

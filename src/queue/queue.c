@@ -138,6 +138,17 @@ note_old_place(OutboxTable *queue, TupleTableSlot *message)
 		outbox_lane_note_moved(RelationGetRelid(queue->rel), &place, key);
 }
 
+/* Note when a message that was written expires, if it does. */
+void
+outbox_queue_note_expiry(Oid relid, TupleTableSlot *row)
+{
+	bool		isnull;
+	Datum		expires_at = slot_getattr(row, Q_EXPIRES_AT, &isnull);
+
+	if (!isnull)
+		outbox_lane_note_expiry(relid, DatumGetTimestampTz(expires_at));
+}
+
 /* Note where a message is now, and until when it is leased. */
 static void
 note_new_place(OutboxTable *queue, TupleTableSlot *row)
@@ -154,6 +165,7 @@ note_new_place(OutboxTable *queue, TupleTableSlot *row)
 							   DatumGetTimestampTz(locked_until));
 	else if (key.at != DT_NOEND)
 		outbox_lane_note_new(relid, &place, key, key, 1);
+	outbox_queue_note_expiry(relid, row);
 }
 
 /*

@@ -30,6 +30,7 @@ extern void outbox_queue_make_ready(TupleTableSlot *row,
 									TupleTableSlot *message, TimestampTz at,
 									TimestampTz now);
 
+extern void outbox_queue_note_expiry(Oid relid, TupleTableSlot *row);
 extern OutboxRowResult outbox_queue_update(OutboxTable *queue,
 										   TupleTableSlot *message,
 										   TupleTableSlot *row, bool wait,

@@ -64,6 +64,11 @@ typedef struct OutboxAgenda
 	int			nsilent;
 	FullTransactionId silent[OUTBOX_MAX_SILENT];
 
+	/* see expiry.c */
+	TimestampTz expired_to;
+	TimestampTz expired_seen;
+	uint32		expired_version;
+
 	/* owners that may be preferred; see outbox_parts_note_members */
 	uint64		members;
 	int			first_shared;	/* parts that others may visit, too */

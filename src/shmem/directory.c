@@ -174,6 +174,7 @@ reset_agenda(OutboxAgenda *agenda)
 	Assert(agenda->nlanes == 0);
 	agenda->resets++;
 	agenda->misses = 0;
+	agenda->expired_to = agenda->expired_seen = DT_NOBEGIN;
 	agenda->listed = false;
 	agenda->round_from = PG_INT64_MIN;
 	outbox_waiters_call_all(agenda, false);
@@ -503,9 +504,14 @@ outbox_directory_next_lease(Oid dbid)
 	return first;
 }
 
-/* A database is gone: so are its lanes. */
+/*
+ * The lanes of databases that are gone go, too.  "exists" tells of a database
+ * whether it is there; one that was made since it was asked only has its lanes
+ * scanned once more.
+ */
 void
-outbox_directory_forget_database(Oid dbid)
+outbox_directory_forget_databases(bool (*exists) (Oid dbid, void *arg),
+								  void *arg)
 {
 	OutboxDirectory *directory = get_directory();
 
@@ -516,7 +522,7 @@ outbox_directory_forget_database(Oid dbid)
 	{
 		OutboxAgenda *agenda = &directory->agendas[i];
 
-		if (agenda->dbid != dbid || !OidIsValid(agenda->relid))
+		if (!OidIsValid(agenda->relid) || exists(agenda->dbid, arg))
 			continue;
 		LWLockAcquire(&agenda->lock, LW_EXCLUSIVE);
 		if (agenda->first_waiter == OUTBOX_NIL)

@@ -51,7 +51,8 @@ extern bool outbox_directory_next_due(Oid relid,
 									  const OutboxLaneFilter *filter,
 									  TimestampTz *due);
 extern TimestampTz outbox_directory_next_lease(Oid dbid);
-extern void outbox_directory_forget_database(Oid dbid);
+extern void outbox_directory_forget_databases(bool (*exists) (Oid dbid, void *arg),
+											  void *arg);
 
 extern int	outbox_lane_make(OutboxAgenda *agenda, const OutboxPlace *place,
 							 uint64 token, bool *is_new);

@@ -25,6 +25,7 @@
 #include "shmem/agenda.h"
 #include "shmem/directory.h"
 #include "shmem/epoch.h"
+#include "shmem/expiry.h"
 #include "shmem/lane_memory.h"
 #include "shmem/lane_publish.h"
 #include "shmem/lane_state.h"
@@ -70,6 +71,7 @@ typedef struct Table
 {
 	Oid			relid;
 	bool		doubtful;
+	TimestampTz expires_at;		/* the earliest in what was written */
 } Table;
 
 static OutboxLaneNote *notes = NULL;
@@ -111,7 +113,7 @@ note_table(Oid relid)
 			return &tables[i];
 	}
 	MAKE_ROOM(tables, ntables, max_tables);
-	tables[ntables] = OUTBOX_MAKE(Table, relid, false);
+	tables[ntables] = OUTBOX_MAKE(Table, relid, false, DT_NOEND);
 	/* what is needed at the end is made ready while that is possible */
 	if (outbox_lane_memory() != NULL)
 		outbox_directory_prepare();
@@ -140,6 +142,15 @@ outbox_lane_is_doubtful(Oid relid)
 			return tables[i].doubtful;
 	}
 	return false;
+}
+
+/* A message was written that expires, or has expired, at this time. */
+void
+outbox_lane_note_expiry(Oid relid, TimestampTz expires_at)
+{
+	Table	   *table = note_table(relid);
+
+	table->expires_at = Min(table->expires_at, expires_at);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -460,6 +471,11 @@ outbox_lane_xact_end(OutboxXactEnd end)
 		outbox_lane_publish(notes, nnotes,
 							end == OUTBOX_XACT_PREPARED ? outbox_full_xid(top) :
 							InvalidFullTransactionId);
+	for (int i = 0; i < ntables && end != OUTBOX_XACT_ABORTED; i++)
+	{
+		if (tables[i].expires_at != DT_NOEND)
+			outbox_expiry_report(tables[i].relid, tables[i].expires_at);
+	}
 	nnotes = nmoves = nclaims = ntables = 0;
 }
 

@@ -12,6 +12,7 @@
 #include "shmem/lane_state.h"
 #include "util/hash.h"
 
+extern void outbox_lane_note_expiry(Oid relid, TimestampTz expires_at);
 extern void outbox_lane_note_new(Oid relid, const OutboxPlace *place,
 								 OutboxKey lo, OutboxKey hi, int nmessages);
 extern void outbox_lane_note_lease(Oid relid, const OutboxPlace *place,

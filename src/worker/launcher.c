@@ -57,11 +57,12 @@ static List *absent = NIL;
 /* Databases                                                              */
 /* ---------------------------------------------------------------------- */
 
-/* A database that exists, and may be connected to. */
+/* A database that exists. */
 typedef struct Database
 {
 	Oid			dbid;
 	char	   *name;
+	bool		open;			/* may be connected to, and is no template */
 } Database;
 
 static List *
@@ -82,13 +83,13 @@ read_databases(MemoryContext context)
 		MemoryContext old;
 		Database   *database;
 
-		/* a limit of -2 marks one whose DROP was interrupted */
-		if (!form->datallowconn || form->datistemplate || form->datconnlimit == -2)
-			continue;
 		old = MemoryContextSwitchTo(context);
 		database = palloc_object(Database);
 		database->dbid = form->oid;
 		database->name = pstrdup(NameStr(form->datname));
+		/* a limit of -2 marks one whose DROP was interrupted */
+		database->open = form->datallowconn && !form->datistemplate &&
+			form->datconnlimit != -2;
 		result = lappend(result, database);
 		MemoryContextSwitchTo(old);
 	}
@@ -125,7 +126,11 @@ complain_of_absent(List *names, List *databases)
 		MemoryContext old;
 
 		foreach(ld, databases)
-			there |= strcmp(((Database *) lfirst(ld))->name, lfirst(lc)) == 0;
+		{
+			const Database *database = lfirst(ld);
+
+			there |= database->open && strcmp(database->name, lfirst(lc)) == 0;
+		}
 		if (there || names_have(absent, lfirst(lc)))
 			continue;
 		ereport(LOG,
@@ -156,7 +161,7 @@ assign_posts(List *databases, List *names, bool all)
 		const Database *database = lfirst(lc);
 		OutboxPost *post;
 
-		if (!all && !names_have(names, database->name))
+		if (!database->open || (!all && !names_have(names, database->name)))
 			continue;
 		post = outbox_post_make(state, database->dbid, InvalidOid);
 		if (post == NULL)
@@ -181,6 +186,19 @@ assign_posts(List *databases, List *names, bool all)
 	LWLockRelease(&state->lock);
 }
 
+static bool
+database_exists(Oid dbid, void *arg)
+{
+	ListCell   *lc;
+
+	foreach(lc, (List *) arg)
+	{
+		if (((const Database *) lfirst(lc))->dbid == dbid)
+			return true;
+	}
+	return false;
+}
+
 static void
 discover(void)
 {
@@ -194,6 +212,7 @@ discover(void)
 	if (!all && SplitIdentifierString(pstrdup(outbox_databases), ',', &names))
 		complain_of_absent(names, databases);
 	assign_posts(databases, names, all);
+	outbox_directory_forget_databases(database_exists, databases);
 	MemoryContextSwitchTo(TopMemoryContext);
 	MemoryContextDelete(context);
 }

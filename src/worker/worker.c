@@ -52,6 +52,9 @@
 /* Things that are not called for are looked after this often. */
 #define UPKEEP_INTERVAL_MS (60 * 60 * 1000)
 
+/* A message that has expired is looked for no sooner than this. */
+#define EXPIRY_MIN_MS 2000
+
 #define REAP_BATCH 1000
 #define WAIT_BATCH 100
 #define DISPATCH_BATCH 1000
@@ -204,16 +207,18 @@ own_due(void)
 	uint32		topic_hash;
 	OutboxLaneFilter filter = {.topic_hashes = &topic_hash,.ntopics = 1};
 	TimestampTz wait_due;
+	TimestampTz expiry;
 	int64		ms;
 
-	/* a message that expires; something in doubt is tried again soon */
-	ms = run_sql("SELECT coalesce(least("
-				 "(SELECT greatest(extract(epoch FROM q.expires_at - clock_timestamp()) * 1000, 2000)"
-				 " FROM outbox.queue q WHERE q.expires_at < 'infinity' ORDER BY q.expires_at LIMIT 1),"
-				 "(SELECT 100 FROM outbox.join_doubts LIMIT 1)), 86400000)::bigint");
+	/* something in doubt is tried again soon */
+	ms = run_sql("SELECT coalesce((SELECT 100 FROM outbox.join_doubts LIMIT 1), 86400000)::bigint");
+
+	/* a message that expires, or that could not be buried a moment ago */
+	begin("outbox: waits");
+	expiry = outbox_reap_next_expiry(outbox_store(OUTBOX_QUEUE));
+	expiry = Max(expiry, TimestampTzPlusMilliseconds(now, EXPIRY_MIN_MS));
 
 	/* a wait that was put back for a moment */
-	begin("outbox: waits");
 	topic_hash = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
 	if (!outbox_directory_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, &wait_due))
 		wait_due = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
@@ -229,7 +234,8 @@ own_due(void)
 		wait_due = Min(wait_due, due);
 	}
 	commit();
-	return Min(Min(post->next_upkeep, wait_due), TimestampTzPlusMilliseconds(now, ms));
+	return Min(Min(post->next_upkeep, Min(wait_due, expiry)),
+			   TimestampTzPlusMilliseconds(now, ms));
 }
 
 /* ---------------------------------------------------------------------- */

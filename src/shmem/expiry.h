@@ -1,0 +1,28 @@
+/*
+ * expiry.h
+ *	  Up to when expired messages have been looked for.
+ */
+#ifndef OUTBOX_EXPIRY_H
+#define OUTBOX_EXPIRY_H
+
+#include "postgres.h"
+
+#include "datatype/timestamp.h"
+
+/* A search for messages that have expired. */
+typedef struct OutboxExpirySearch
+{
+	Oid			relid;
+	bool		tracked;
+	uint32		resets;
+	uint32		version;
+	TimestampTz from;			/* up to then there are none */
+} OutboxExpirySearch;
+
+extern void outbox_expiry_begin(Oid relid, bool use_memory, TimestampTz now,
+								OutboxExpirySearch *search);
+extern void outbox_expiry_end(const OutboxExpirySearch *search,
+							  TimestampTz until);
+extern void outbox_expiry_report(Oid relid, TimestampTz expires_at);
+
+#endif							/* OUTBOX_EXPIRY_H */
