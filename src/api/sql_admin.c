@@ -224,3 +224,28 @@ outbox_message_fate(PG_FUNCTION_ARGS)
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(cstring_to_text(names[fate]));
 }
+
+/*
+ * outbox._message_locker(id bigint) RETURNS xid
+ *		The transaction that keeps others from claiming a message, if there is one.
+ */
+PG_FUNCTION_INFO_V1(outbox_message_locker);
+Datum
+outbox_message_locker(PG_FUNCTION_ARGS)
+{
+	const OutboxStore *store = outbox_store(OUTBOX_QUEUE);
+	OutboxTable queue;
+	TupleTableSlot *slot;
+	TransactionId locker;
+
+	outbox_table_open_to_read(&queue, store->table);
+	slot = outbox_table_slot(&queue);
+	if (outbox_find_row(&queue, store->pkey, PG_GETARG_DATUM(0), slot, &locker) &&
+		!TransactionIdIsValid(locker))
+		locker = outbox_row_locker(slot);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&queue);
+	if (!TransactionIdIsValid(locker))
+		PG_RETURN_NULL();
+	PG_RETURN_TRANSACTIONID(locker);
+}

@@ -216,6 +216,16 @@ AS 'MODULE_PATHNAME', 'outbox_message_fate';
 COMMENT ON FUNCTION outbox._message_fate(bigint) IS
     'What would come of handing out a message of the queue.';
 
+-- _message_locker(id)
+--     Which transaction keeps others from claiming a message, if one does.
+CREATE FUNCTION outbox._message_locker(id bigint)
+RETURNS xid
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_message_locker';
+
+COMMENT ON FUNCTION outbox._message_locker(bigint) IS
+    'Which transaction keeps others from claiming a message of the queue.';
+
 -- explain_message(id)
 --     Why is this message not being delivered? One row for each thing that can
 --     be in the way.
@@ -231,6 +241,7 @@ DECLARE
     ahead   record;
     limits  integer;
     fate    text;
+    locker  xid;
     at      timestamptz := clock_timestamp();
 BEGIN
     PERFORM outbox._require('id', explain_message.id);
@@ -270,14 +281,14 @@ BEGIN
     RETURN NEXT;
 
     gate := 'not locked';
-    passed := true;
-    -- to find out takes a lock, which is not to be had everywhere
-    IF NOT current_setting('transaction_read_only')::boolean THEN
-        passed := EXISTS (SELECT FROM outbox.queue q
-                           WHERE q.id = explain_message.id
-                             FOR UPDATE SKIP LOCKED);
-    END IF;
-    detail := CASE WHEN NOT passed THEN 'a transaction that has not ended is changing it' END;
+    locker := outbox._message_locker(message.id);
+    passed := locker IS NULL;
+    detail := CASE WHEN NOT passed THEN
+                  format('by transaction %s, which has not ended%s', locker,
+                         (SELECT ', of process ' || l.pid
+                            FROM pg_locks l
+                           WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock'
+                             AND l.transactionid = locker)) END;
     RETURN NEXT;
 
     SELECT * INTO policy

@@ -7,8 +7,11 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/multixact.h"
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/procarray.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -170,4 +173,49 @@ outbox_row_is_outdated(TupleTableSlot *slot)
 	return (header->t_infomask & HEAP_XMAX_INVALID) == 0 &&
 		!HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
 		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(header));
+}
+
+/* A member of a multixact that keeps others from updating the row. */
+static TransactionId
+locking_member(MultiXactId multi, bool lock_only)
+{
+	TransactionId locker = InvalidTransactionId;
+	MultiXactMember *members;
+	int			nmembers = GetMultiXactIdMembers(multi, &members, false, lock_only);
+
+	for (int i = 0; i < nmembers && !TransactionIdIsValid(locker); i++)
+	{
+		if (members[i].status != MultiXactStatusForKeyShare &&
+			!TransactionIdIsCurrentTransactionId(members[i].xid) &&
+			TransactionIdIsInProgress(members[i].xid))
+			locker = members[i].xid;
+	}
+	if (nmembers > 0)
+		pfree(members);
+	return locker;
+}
+
+/*
+ * The transaction in progress, not ours, that keeps others from claiming the row
+ * just read: it has locked it, or is changing or deleting it.
+ */
+TransactionId
+outbox_row_locker(TupleTableSlot *slot)
+{
+	Buffer		buffer = ((BufferHeapTupleTableSlot *) slot)->buffer;
+	HeapTupleHeader header = row_header(slot);
+	TransactionId xmax;
+	uint16		infomask;
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	xmax = HeapTupleHeaderGetRawXmax(header);
+	infomask = header->t_infomask;
+	LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+
+	if ((infomask & HEAP_XMAX_INVALID) != 0 || HEAP_XMAX_IS_KEYSHR_LOCKED(infomask))
+		return InvalidTransactionId;
+	if ((infomask & HEAP_XMAX_IS_MULTI) != 0)
+		return locking_member(xmax, HEAP_XMAX_IS_LOCKED_ONLY(infomask));
+	return !TransactionIdIsCurrentTransactionId(xmax) &&
+		TransactionIdIsInProgress(xmax) ? xmax : InvalidTransactionId;
 }

@@ -38,5 +38,6 @@ extern TransactionId outbox_row_writer(const SnapshotData *snapshot);
 extern bool outbox_row_is_own(TupleTableSlot *slot, TransactionId *xid);
 extern bool outbox_row_is_update(TupleTableSlot *slot);
 extern bool outbox_row_is_outdated(TupleTableSlot *slot);
+extern TransactionId outbox_row_locker(TupleTableSlot *slot);
 
 #endif							/* OUTBOX_PROBE_H */
