@@ -212,6 +212,7 @@ end_walks(OutboxMerge *merge)
 {
 	for (int i = 0; i < merge->nwalks; i++)
 	{
+		merge->nleft = Max(merge->nleft, merge->walks[i]->work.nleft);
 		outbox_walk_end(merge->walks[i]);
 		pfree(merge->walks[i]);
 	}
@@ -430,27 +431,15 @@ visit_untracked(OutboxMerge *merge)
 	visit_sources(merge);
 }
 
-/*
- * Visit what there is to do in all lanes that pass the filter, until there is
- * enough.  Followers that were not visited are left to outbox_merge_take_follower,
- * and then the visit must be ended.
- */
-void
-outbox_merge_run(OutboxMerge *merge)
+/* Visit the lanes of which memory says that there is something to do in them. */
+static void
+visit_tracked(OutboxMerge *merge)
 {
-	Oid			relid = merge->store->table;
 	OutboxPick	few[FEW_LANES];
 	OutboxPick *picks = few;
 	int			npicks;
 	int			total;
 
-	if (outbox_walk_must_list(relid))
-	{
-		visit_untracked(merge);
-		drop_lanes(merge);
-	}
-	if (merge->has_enough(merge->arg) || !outbox_walk_uses_memory(relid))
-		return;
 	npicks = pick_lanes(merge, picks, FEW_LANES, &total);
 	if (total > FEW_LANES)
 	{
@@ -463,6 +452,38 @@ outbox_merge_run(OutboxMerge *merge)
 		visit_in_turn(merge, total);
 	if (picks != few)
 		pfree(picks);
+}
+
+/*
+ * Visit what there is to do in all lanes that pass the filter, until there is
+ * enough.  Followers that were not visited are left to outbox_merge_take_follower,
+ * and then the visit must be ended.
+ *
+ * A scan takes only so many marks of a lane along; they are the last ones then,
+ * so where more were due, and there is not enough, the lanes are visited again.
+ */
+void
+outbox_merge_run(OutboxMerge *merge)
+{
+	Oid			relid = merge->store->table;
+	int			left;
+
+	if (outbox_walk_must_list(relid))
+	{
+		visit_untracked(merge);
+		drop_lanes(merge);
+	}
+	if (!outbox_walk_uses_memory(relid))
+		return;
+	if (!merge->has_enough(merge->arg))
+		visit_tracked(merge);
+	for (left = merge->nleft; left > 0 && !merge->has_enough(merge->arg);
+		 left = Min(left - OUTBOX_SCAN_MARKS, merge->nleft))
+	{
+		CHECK_FOR_INTERRUPTS();
+		merge->nleft = 0;
+		visit_tracked(merge);
+	}
 }
 
 void

@@ -63,6 +63,7 @@ typedef struct OutboxMerge
 	int			nopen;
 	int			nvisited;		/* lanes that were begun */
 	int			nskipped;
+	int			nleft;			/* marks of a lane that were not visited */
 } OutboxMerge;
 
 extern void outbox_merge_run(OutboxMerge *merge);

@@ -602,21 +602,41 @@ outbox_walk_list(OutboxTable *queue, const OutboxLaneFilter *filter, bool whole,
 /* Leases                                                                 */
 /* ---------------------------------------------------------------------- */
 
-/* Walk one lane; false if the visitor has had enough. */
+/* Walk one lane, once; false if the visitor has had enough. */
 static bool
-walk_leases(OutboxWalkPool *pool, const OutboxPlace *place, TimestampTz now,
-			OutboxScanKind kind, OutboxWalkVisit visit, void *arg)
+walk_leases_once(OutboxWalkPool *pool, const OutboxPlace *place, TimestampTz now,
+				 OutboxScanKind kind, OutboxWalkVisit visit, void *arg,
+				 int *nleft)
 {
 	OutboxWalk	walk;
 	bool		go_on = true;
 
+	*nleft = 0;
 	if (!outbox_walk_begin(&walk, RelationGetRelid(pool->queue->rel), place, 0,
 						   now, kind))
 		return true;
 	outbox_walk_open(&walk, pool);
 	while (go_on && outbox_walk_next(&walk))
 		go_on = visit(&walk, arg);
+	*nleft = walk.work.nleft;
 	outbox_walk_end(&walk);
+	return go_on;
+}
+
+/* The same, as often as it takes to visit all that is due now. */
+static bool
+walk_leases(OutboxWalkPool *pool, const OutboxPlace *place, TimestampTz now,
+			OutboxScanKind kind, OutboxWalkVisit visit, void *arg)
+{
+	int			nleft;
+	bool		go_on = walk_leases_once(pool, place, now, kind, visit, arg, &nleft);
+
+	for (int left = nleft; go_on && left > 0;
+		 left = Min(left - OUTBOX_SCAN_MARKS, nleft))
+	{
+		CHECK_FOR_INTERRUPTS();
+		go_on = walk_leases_once(pool, place, now, kind, visit, arg, &nleft);
+	}
 	return go_on;
 }
 

@@ -591,8 +591,25 @@ static void
 poll_lane(OutboxLane *lane)
 {
 	outbox_lane_call(lane);
+	lane->polled = true;
 	lane->recheck_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 												   outbox_poll_interval);
+}
+
+/*
+ * A lane was visited that is looked at again and again: is there still a
+ * transaction that it waits for?
+ */
+void
+outbox_agenda_poll_on(int lane)
+{
+	OutboxLane *polled = outbox_lane_at(lane);
+
+	if (!polled->polled)
+		return;
+	polled->polled = false;
+	if (outbox_lane_is_undecided(polled))
+		poll_lane(polled);
 }
 
 /*

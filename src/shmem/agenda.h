@@ -116,6 +116,7 @@ extern TimestampTz outbox_agenda_time_of(OutboxAgenda *agenda,
 
 extern void outbox_agenda_block(OutboxAgenda *agenda, int lane,
 								FullTransactionId xid, bool silent);
+extern void outbox_agenda_poll_on(int lane);
 extern bool outbox_agenda_next_silent(const OutboxAgenda *agenda, int *next,
 									  FullTransactionId *xid);
 extern int	outbox_agenda_next_blocked(const OutboxAgenda *agenda,

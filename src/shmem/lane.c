@@ -127,7 +127,7 @@ take_orders(OutboxAgenda *agenda, int number, TimestampTz now,
 	scan->tracked = true;
 	scan->cursor = lane->cursor;
 	if (scan->kind == OUTBOX_SCAN_LEASES &&
-		outbox_lane_has_more_due(lane, OUTBOX_SCAN_MARKS))
+		lane->nduemarks > OUTBOX_SCAN_MARKS)
 	{
 		/* too much to take along */
 		scan->cursor = OUTBOX_KEY_MIN;
@@ -135,6 +135,7 @@ take_orders(OutboxAgenda *agenda, int number, TimestampTz now,
 		return 0;
 	}
 	n = outbox_lane_copy_due(lane, scratch, OUTBOX_SCAN_MARKS);
+	scan->nleft = lane->nduemarks - n;
 	n += outbox_lane_copy_pending(lane, &scratch[n],
 								  scan->kind != OUTBOX_SCAN_LEASES);
 	if (scan->kind == OUTBOX_SCAN_CLAIM)
@@ -589,6 +590,8 @@ publish_scan(OutboxAgenda *agenda, int number, OutboxLaneScan *scan,
 		outbox_lane_unwatch(lane, scan->phase);
 	if (scan->try_again)
 		lane->recheck_at = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
+	if (scan->kind == OUTBOX_SCAN_CLAIM)
+		outbox_agenda_poll_on(number);
 	if (into != OUTBOX_NIL && into != number)
 		outbox_agenda_update(agenda, into, now);
 	if (scan->token != 0 && outbox_lane_has_no_marks(lane))

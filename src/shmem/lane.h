@@ -63,6 +63,8 @@ typedef struct OutboxLaneScan
 	bool		scan_main;		/* from the cursor on */
 	int			nmarks;
 	OutboxMarkCopy *marks;
+	int			nleft;			/* marks that are due, too, but were not taken
+								 * along */
 
 	/* found */
 	OutboxKey	passed;			/* everything below it that was to be visited

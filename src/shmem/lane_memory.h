@@ -136,6 +136,8 @@ typedef struct OutboxLane
 	bool		due;			/* in its groups' lists of those due */
 	bool		called;			/* since a claim last began to visit it */
 	bool		called_to_reap; /* since a reap did */
+	bool		polled;			/* it waits for a transaction that could not
+								 * be noted */
 	bool		used;			/* since the clock hand last came by */
 	bool		shared;			/* of a part: all may visit it */
 
@@ -148,6 +150,7 @@ typedef struct OutboxLane
 
 	int			due_first;
 	int			due_last;
+	int			nduemarks;
 	int			pending_first;
 	int			npending;
 	TimestampTz used_at;

@@ -47,6 +47,7 @@ append_due(OutboxLane *lane, int cell)
 	else
 		lane->due_first = cell;
 	lane->due_last = cell;
+	lane->nduemarks++;
 }
 
 static void
@@ -79,7 +80,9 @@ unlink_mark(OutboxLane *lane, int cell)
 		lane->due_first = mark->next;
 	else
 		lane->pending_first = mark->next;
-	if (!mark->due)
+	if (mark->due)
+		lane->nduemarks--;
+	else
 		lane->npending--;
 }
 
@@ -119,6 +122,19 @@ bool
 outbox_lane_has_no_marks(const OutboxLane *lane)
 {
 	return lane->due_first == OUTBOX_NIL && lane->pending_first == OUTBOX_NIL;
+}
+
+/* Does any of its marks wait for a transaction? */
+bool
+outbox_lane_is_undecided(const OutboxLane *lane)
+{
+	for (int cell = lane->pending_first; cell != OUTBOX_NIL;
+		 cell = outbox_mark_at(cell)->next)
+	{
+		if (FullTransactionIdIsValid(outbox_mark_at(cell)->xid))
+			return true;
+	}
+	return false;
 }
 
 /* Can the lane be forgotten without anything being missed? */
@@ -519,17 +535,6 @@ outbox_lane_make_due(OutboxLane *lane, TimestampTz now)
 			append_due(lane, cell);
 		}
 	}
-}
-
-/* Are there more than n marks to be visited? */
-bool
-outbox_lane_has_more_due(const OutboxLane *lane, int n)
-{
-	int			cell = lane->due_first;
-
-	while (cell != OUTBOX_NIL && n-- > 0)
-		cell = outbox_mark_at(cell)->next;
-	return cell != OUTBOX_NIL;
 }
 
 static void

@@ -32,6 +32,7 @@ typedef struct OutboxMarkCopy
 extern void outbox_lane_forget(OutboxLane *lane);
 extern void outbox_lane_forget_marks(OutboxLane *lane);
 extern bool outbox_lane_has_no_marks(const OutboxLane *lane);
+extern bool outbox_lane_is_undecided(const OutboxLane *lane);
 extern bool outbox_lane_is_quiet(const OutboxLane *lane);
 extern void outbox_lane_call(OutboxLane *lane);
 extern bool outbox_lane_is_visitable(const OutboxLane *lane, TimestampTz now);
@@ -48,7 +49,6 @@ extern void outbox_lane_raise_cursor(OutboxLane *lane, OutboxKey key,
 									 TimestampTz next_due);
 
 extern void outbox_lane_make_due(OutboxLane *lane, TimestampTz now);
-extern bool outbox_lane_has_more_due(const OutboxLane *lane, int n);
 extern int	outbox_lane_copy_due(OutboxLane *lane, OutboxMarkCopy *copies,
 								 int max);
 extern int	outbox_lane_copy_pending(const OutboxLane *lane,

@@ -13,7 +13,8 @@
  * What becomes due is waited for by one of the claims, the keeper of the time.
  * Each of the others wakes once in a while to see whether the keeper does so,
  * because a process can be stopped.  While there are sessions that write without
- * reporting it, all look every poll_interval (epoch.c).
+ * reporting it (epoch.c), or lanes that have found no room in memory, all look
+ * every poll_interval.
  *
  * A claim whose client has gone must not take messages, so the socket is watched
  * while it sleeps, and looked at before it looks for messages again.
@@ -369,15 +370,17 @@ outbox_wait_sleep(bool registered, Oid relid, instr_time began, int wait_ms)
 		OutboxAgenda *agenda;
 		OutboxAwake why;
 		long		ms = remaining_ms(began, wait_ms);
-		bool		strangers = outbox_epoch_strangers();
-		bool		awake = true;
-		bool		unsure = false;
+		bool		awake;
+		bool		unsure;
+		bool		uncalled;
 
 		if (ms <= 0)
 			return OUTBOX_AWAKE_OVER;
 		agenda = outbox_agenda_lock_to_report(relid);
 		if (agenda == NULL)
 			return sleep_unregistered(ms);
+		/* there are messages of which nobody tells */
+		uncalled = outbox_epoch_strangers() || !outbox_agenda_is_complete(agenda);
 		unsure = outbox_waiter_own()->unsure;
 		awake = must_wake(agenda, first, &ms, &why);
 		if (!awake)
@@ -387,11 +390,11 @@ outbox_wait_sleep(bool registered, Oid relid, instr_time began, int wait_ms)
 			return why;
 		if (unsure)
 			ms = Min(ms, UNSURE_MS);
-		if (strangers)
+		if (uncalled)
 			ms = Min(ms, outbox_poll_interval);
 		/* nothing is so close that it is not worth to sleep */
 		sleep_on_latch(Max(ms, 0));
-		if (unsure || strangers)
+		if (unsure || uncalled)
 			return OUTBOX_AWAKE_CALLED;
 		first = false;
 	}
