@@ -4,6 +4,7 @@ package OutboxTest;
 use strict;
 use warnings;
 use DBI;
+use DBD::Pg ':async';
 use Exporter 'import';
 use POSIX ();
 use PostgreSQL::Test::Cluster;
@@ -12,7 +13,8 @@ use Test::More ();
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(new_node connect_to poll owner kill_backend kill_server wait_for_recovery count_of value
-  scale seed client sqlstate is_state check_indexes);
+  scale seed client sqlstate is_state check_indexes stranded nothing_stranded begin_call end_call
+  is_done without_memory);
 
 # How much more than in the short form: OUTBOX_SCALE.
 sub scale { return $ENV{OUTBOX_SCALE} // 1 }
@@ -182,6 +184,98 @@ sub is_state
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return Test::More::is(sqlstate($dbh, $query), $state, $name // $query);
+}
+
+# A call in another session that may have to wait. It is begun, and goes on beside
+# the test; end_call returns its rows, its SQLSTATE, and how many seconds it took.
+my %calls;
+
+sub begin_call
+{
+	my ($dbh, $query, @parameters) = @_;
+	my $statement = $dbh->prepare($query, { pg_async => PG_ASYNC });
+
+	$calls{ $dbh->{pg_pid} } = { statement => $statement, began => time };
+	$statement->execute(@parameters);
+	return;
+}
+
+# A lost connection ends a call, too.
+sub is_done { return eval { $_[0]->pg_ready } // 1 }
+
+sub end_call
+{
+	my ($dbh, $seconds) = @_;
+	my $call = delete $calls{ $dbh->{pg_pid} };
+	my $until = time + ($seconds // 60);
+
+	sleep 0.002 until is_done($dbh) || time > $until;
+	my $took = time - $call->{began};
+	if (!is_done($dbh))
+	{
+		$dbh->pg_cancel;
+		return { rows => [], state => 'did not end', seconds => $took };
+	}
+	my $rows = eval { $dbh->pg_result; $call->{statement}->fetchall_arrayref };
+	return {
+		rows => $rows // [],
+		state => $rows ? '' : $dbh->state || '08006',
+		seconds => $took
+	};
+}
+
+# A session that could not get at the shared memory, of a server without the library
+# preloaded that has dynamic_shared_memory_type = mmap. Another session must have
+# used the memory before.
+sub without_memory
+{
+	my ($node, %options) = @_;
+	my $dbh = connect_to($node, %options);
+	my @files = glob $node->data_dir . '/pg_dynshmem/mmap.*';
+
+	chmod 0, @files;
+	my $done = eval { $dbh->do('SELECT outbox._library()'); 1 };
+	chmod 0600, @files;
+	die $@ if !$done;
+	return $dbh;
+}
+
+# The complaints about what claims see. The tables are the truth, and with
+# use_cursor = off a claim looks at nothing else; so any other claim must hand out
+# what such a one does. All of it is rolled back.
+sub stranded
+{
+	my $dbh = shift;
+	my %ids;
+	my @wrong;
+	my $before = value($dbh, 'SELECT clock_timestamp()');
+
+	for my $how (qw(on off))
+	{
+		$dbh->do('BEGIN');
+		$dbh->do("SET LOCAL outbox.use_cursor = $how");
+		# what was not due yet when the first one looked is no matter
+		my %early = map { $_->[0] => 1 } $dbh->selectall_array(<<'Q', undef, $before);
+SELECT q.id FROM outbox.queue q WHERE EXISTS (
+    SELECT FROM outbox.queue p
+     WHERE greatest(p.next_attempt_at, p.locked_until) > $1
+       AND (p.id = q.id OR p.stream_id = q.stream_id AND p.stream_seq < q.stream_seq))
+Q
+		$ids{$how}{ $_->[0] } = 1 for grep { !$early{ $_->[0] } } $dbh->selectall_array(
+			'SELECT id FROM outbox.claim(?, 30, 10000, max_attempts => 1000000)', undef, owner(98));
+		$dbh->do('ROLLBACK');
+	}
+	push @wrong, map { "message $_ is stranded" } grep { !$ids{on}{$_} } sort { $a <=> $b } keys %{ $ids{off} };
+	push @wrong, map { "message $_ is seen where it is not" } grep { !$ids{off}{$_} } sort { $a <=> $b } keys %{ $ids{on} };
+	return @wrong;
+}
+
+sub nothing_stranded
+{
+	my ($dbh, $name) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return Test::More::is_deeply([ stranded($dbh) ], [], "$name: claims see all that there is");
 }
 
 # Do the indexes hold what the tables hold?
