@@ -750,6 +750,20 @@ is_only_locked(TupleTableSlot *old)
 }
 
 /*
+ * Does this row seem to be locked?  Then it must be locked first, because
+ * heap_update() and heap_delete() give the transaction an id even if they do
+ * nothing, and heap_lock_tuple() does not.  A claim that waits must not have one.
+ */
+static bool
+seems_locked(TupleTableSlot *old)
+{
+	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) old;
+
+	return is_only_locked(old) &&
+		(slot->base.tuple->t_data->t_infomask & HEAP_XMAX_INVALID) == 0;
+}
+
+/*
  * Update a row without waiting for another transaction.
  *
  * heap_update() does that, and answers TM_BeingModified.  But in a server
@@ -765,7 +779,7 @@ update_without_wait(OutboxTable *table, TupleTableSlot *old,
 	LockTupleMode lockmode;
 	TM_Result	result = TM_BeingModified;
 
-	if (!server_asserts())
+	if (!server_asserts() && !seems_locked(old))
 	{
 		result = table_tuple_update(table->rel, &old->tts_tid, row, cid,
 									InvalidSnapshot, InvalidSnapshot, false,
@@ -819,11 +833,14 @@ delete_without_wait(OutboxTable *table, TupleTableSlot *old,
 	CommandId	cid = GetCurrentCommandId(true);
 	TM_Result	result;
 
-	result = table_tuple_delete(table->rel, &old->tts_tid, cid,
-								InvalidSnapshot, InvalidSnapshot, false,
-								failure, false);
-	if (result != TM_BeingModified || !is_only_locked(old))
-		return result;
+	if (!seems_locked(old))
+	{
+		result = table_tuple_delete(table->rel, &old->tts_tid, cid,
+									InvalidSnapshot, InvalidSnapshot, false,
+									failure, false);
+		if (result != TM_BeingModified || !is_only_locked(old))
+			return result;
+	}
 	result = lock_row(table, old, LockTupleExclusive, failure);
 	if (result != TM_Ok)
 		return result;
