@@ -258,36 +258,10 @@ for ([ 'pg_cancel_backend', '57014' ], [ 'pg_terminate_backend', '57P01' ])
 # --- through PgBouncer, in transaction pooling mode
 SKIP:
 {
-	my ($bouncer) = grep { -x $_ } map { "$_/pgbouncer" } split(/:/, $ENV{PATH} // ''), '/usr/sbin', '/usr/local/bin';
+	my $bouncer = pgbouncer($node);
 
 	skip 'there is no pgbouncer', 4 unless $bouncer;
-	my $dir = PostgreSQL::Test::Utils::tempdir_short();
-	my $port = PostgreSQL::Test::Cluster::get_free_port();
-
-	append_to_file("$dir/users", sprintf "\"%s\" \"\"\n", (getpwuid $<)[0]);
-	append_to_file("$dir/pgbouncer.ini", <<"I");
-[databases]
-postgres = host=@{[ $node->host ]} port=@{[ $node->port ]} dbname=postgres
-[pgbouncer]
-listen_addr =
-listen_port = $port
-unix_socket_dir = $dir
-auth_type = trust
-auth_file = $dir/users
-pool_mode = transaction
-default_pool_size = 4
-logfile = $dir/log
-pidfile = $dir/pid
-ignore_startup_parameters = extra_float_digits
-I
-	my $pid = client(sub { open STDOUT, '>', "$dir/out"; open STDERR, '>&', \*STDOUT; exec $bouncer, "$dir/pgbouncer.ini" or die $! });
-	my $through = sub {
-		my $handle;
-
-		poll(sub { $handle = DBI->connect("dbi:Pg:dbname=postgres;host=$dir;port=$port", (getpwuid $<)[0], '', { RaiseError => 1, PrintError => 0, AutoInactiveDestroy => 1, pg_server_prepare => 0 }) }, 10)
-		  or die "no pgbouncer: " . slurp_file("$dir/out");
-		return $handle;
-	};
+	my $through = $bouncer->{connect};
 	my $pooled = waiter(connect => $through);
 	my $sender = $through->();
 	my $asleep = "pg_stat_activity WHERE wait_event_type = 'Extension' AND query ~ 'wait_ms'";
@@ -312,8 +286,7 @@ I
 	$sender->disconnect;
 	close $pooled->{told};
 	waitpid $pooled->{pid}, 0;
-	kill 'INT', $pid;
-	waitpid $pid, 0;
+	$bouncer->{stop}->();
 }
 
 # --- a transaction that was prepared: nobody tells, so it may take the interval

@@ -167,7 +167,7 @@ for my $how ('two claims, rolled back', 'a wait that was cancelled', 'a wait tha
 		begin_call($z, "SELECT * FROM outbox.claim(?, topics => '{other}', wait_ms => 30000)", $carl);
 		if ($how =~ /cut/)
 		{
-			ok(poll(sub { value($dbh, "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = ?", $z->{pg_pid}) }), "$how: it waits");
+			ok(poll(sub { sleeps($dbh, $z) }), "$how: it waits");
 			$dbh->do('SELECT pg_terminate_backend(?)', undef, $z->{pg_pid});
 		}
 		like(end_call($z)->{state}, qr/^(57014|57P01|08\d{3}|22000)$/, "$how: it ends");
@@ -464,7 +464,7 @@ $dbh = connect_to($node);
 	ack_all($dbh, $berta);
 	my $waiting = connect_to($node);
 	begin_call($waiting, 'SELECT payload FROM outbox.claim(?, wait_ms => 30000)', $carl);
-	ok(poll(sub { value($dbh, "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = ?", $waiting->{pg_pid}) }), 'a claim waits');
+	ok(poll(sub { sleeps($dbh, $waiting) }), 'a claim waits');
 	$without->do("SELECT outbox.enqueue('t', 'waited for')");
 	my $end = end_call($waiting);
 	is_deeply($end->{rows}, [ ['waited for'] ], 'it gets what a session without memory writes');

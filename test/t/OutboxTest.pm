@@ -14,7 +14,7 @@ use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(new_node connect_to poll owner kill_backend kill_server wait_for_recovery count_of value
   scale seed client sqlstate is_state check_indexes stranded nothing_stranded begin_call end_call
-  is_done without_memory);
+  is_done sleeps without_memory pgbouncer);
 
 # How much more than in the short form: OUTBOX_SCALE.
 sub scale { return $ENV{OUTBOX_SCALE} // 1 }
@@ -224,6 +224,14 @@ sub end_call
 	};
 }
 
+# Does a claim of this session wait, and sleep?
+sub sleeps
+{
+	my ($dbh, $waiting) = @_;
+
+	return value($dbh, "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = ?", $waiting->{pg_pid});
+}
+
 # A session that could not get at the shared memory, of a server without the library
 # preloaded that has dynamic_shared_memory_type = mmap. Another session must have
 # used the memory before.
@@ -238,6 +246,47 @@ sub without_memory
 	chmod 0600, @files;
 	die $@ if !$done;
 	return $dbh;
+}
+
+# PgBouncer in front of a server, in transaction pooling mode: how to connect to it
+# and to stop it. Nothing if there is none.
+sub pgbouncer
+{
+	my $node = shift;
+	my ($program) = grep { -x $_ } map { "$_/pgbouncer" } split(/:/, $ENV{PATH} // ''), '/usr/sbin', '/usr/local/bin';
+
+	return unless $program;
+	my $dir = PostgreSQL::Test::Utils::tempdir_short();
+	my $port = PostgreSQL::Test::Cluster::get_free_port();
+	my $user = (getpwuid $<)[0];
+
+	append_to_file("$dir/users", "\"$user\" \"\"\n");
+	append_to_file("$dir/pgbouncer.ini", <<"I");
+[databases]
+postgres = host=@{[ $node->host ]} port=@{[ $node->port ]} dbname=postgres
+[pgbouncer]
+listen_addr =
+listen_port = $port
+unix_socket_dir = $dir
+auth_type = trust
+auth_file = $dir/users
+pool_mode = transaction
+default_pool_size = 4
+logfile = $dir/log
+pidfile = $dir/pid
+ignore_startup_parameters = extra_float_digits
+I
+	my $pid = client(sub { open STDOUT, '>', "$dir/out"; open STDERR, '>&', \*STDOUT; exec $program, "$dir/pgbouncer.ini" or die $! });
+	return {
+		connect => sub {
+			my $handle;
+
+			poll(sub { $handle = DBI->connect("dbi:Pg:dbname=postgres;host=$dir;port=$port", $user, '', { RaiseError => 1, PrintError => 0, AutoInactiveDestroy => 1, pg_server_prepare => 0 }) }, 10)
+			  or die 'no pgbouncer: ' . slurp_file("$dir/out");
+			return $handle;
+		},
+		stop => sub { kill 'INT', $pid; waitpid $pid, 0 }
+	};
 }
 
 # The complaints about what claims see. The tables are the truth, and with
