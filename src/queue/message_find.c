@@ -11,6 +11,7 @@
 #include "access/table.h"
 #include "access/transam.h"
 #include "catalog/pg_inherits.h"
+#include "storage/lmgr.h"
 #include "utils/rel.h"
 
 #include "outbox.h"
@@ -25,14 +26,14 @@
  * another answer, *writer is the transaction that is changing that.
  */
 static bool
-find_message(Oid relid, int natts, Oid index, const pg_uuid_t *message_id,
+find_message(Oid relid, Oid index, const pg_uuid_t *message_id,
 			 TransactionId *writer)
 {
 	OutboxTable table;
 	TupleTableSlot *slot;
 	bool		found;
 
-	outbox_table_open(&table, relid, natts);
+	outbox_table_open_to_read(&table, relid);
 	slot = outbox_table_slot(&table);
 	found = outbox_find_row(&table, index, UUIDPGetDatum(message_id), slot,
 							writer);
@@ -43,20 +44,19 @@ find_message(Oid relid, int natts, Oid index, const pg_uuid_t *message_id,
 
 /* Does the table have a row of this message, be it not committed yet? */
 static bool
-table_has(Oid relid, int natts, Oid index, const pg_uuid_t *message_id)
+table_has(Oid relid, Oid index, const pg_uuid_t *message_id)
 {
 	TransactionId writer;
 
-	return find_message(relid, natts, index, message_id, &writer) ||
+	return find_message(relid, index, message_id, &writer) ||
 		TransactionIdIsValid(writer);
 }
 
 /* The index of an archive partition that finds a message by its id. */
 static Oid
-partition_index(Oid partition)
+partition_index(Relation partition)
 {
-	Relation	rel = table_open(partition, AccessShareLock);
-	List	   *indexes = RelationGetIndexList(rel);
+	List	   *indexes = RelationGetIndexList(partition);
 	Oid			result = InvalidOid;
 	ListCell   *lc;
 
@@ -68,26 +68,46 @@ partition_index(Oid partition)
 			index->rd_index->indisvalid &&
 			RelationGetIndexPredicate(index) == NIL)
 			result = RelationGetRelid(index);
-		index_close(index, NoLock);
+		index_close(index, AccessShareLock);
 	}
 	list_free(indexes);
-	table_close(rel, NoLock);
 	return result;
+}
+
+/*
+ * Is the message in this partition of the archive, if that is still there?  No
+ * lock is kept: partitions are many, and old ones must be dropped some time.
+ */
+static bool
+partition_has(Oid partition, const pg_uuid_t *message_id)
+{
+	Relation	rel = try_table_open(partition, AccessShareLock);
+	Oid			index;
+	bool		found = false;
+
+	if (rel == NULL)
+		return false;
+	index = partition_index(rel);
+	if (OidIsValid(index))
+	{
+		found = table_has(partition, index, message_id);
+		UnlockRelationOid(index, AccessShareLock);
+		UnlockRelationOid(partition, AccessShareLock);
+	}
+	table_close(rel, AccessShareLock);
+	return found;
 }
 
 static bool
 archive_has(const pg_uuid_t *message_id)
 {
 	List	   *partitions = find_inheritance_children(outbox_store(OUTBOX_QUEUE)->done,
-													   AccessShareLock);
+													   NoLock);
 	ListCell   *lc;
 
 	foreach(lc, partitions)
 	{
-		Oid			index = partition_index(lfirst_oid(lc));
-
-		if (OidIsValid(index) &&
-			table_has(lfirst_oid(lc), H_NATTS, index, message_id))
+		if (partition_has(lfirst_oid(lc), message_id))
 			return true;
 	}
 	return false;
@@ -100,7 +120,7 @@ outbox_message_in_history(const pg_uuid_t *message_id)
 	const OutboxCatalog *catalog = outbox_catalog();
 	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
 
-	return table_has(queue->dead, H_NATTS, catalog->dead_message_id,
+	return table_has(queue->dead, catalog->dead_message_id,
 					 message_id) ||
 		archive_has(message_id);
 }
@@ -116,10 +136,10 @@ outbox_message_outcome(const pg_uuid_t *message_id, OutboxStatus *status,
 	const OutboxCatalog *catalog = outbox_catalog();
 	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
 
-	if (find_message(queue->table, Q_NATTS, queue->message_id,
+	if (find_message(queue->table, queue->message_id,
 					 message_id, writer) || TransactionIdIsValid(*writer))
 		return false;
-	if (find_message(queue->dead, H_NATTS, catalog->dead_message_id,
+	if (find_message(queue->dead, catalog->dead_message_id,
 					 message_id, writer) || TransactionIdIsValid(*writer))
 	{
 		*status = OUTBOX_DEAD;
@@ -136,9 +156,9 @@ outbox_message_is_kept(const pg_uuid_t *message_id)
 	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
 
 	/* the queue twice: a dead message may be put back while we look */
-	return table_has(queue->table, Q_NATTS, queue->message_id,
+	return table_has(queue->table, queue->message_id,
 					 message_id) ||
 		outbox_message_in_history(message_id) ||
-		table_has(queue->table, Q_NATTS, queue->message_id,
+		table_has(queue->table, queue->message_id,
 				  message_id);
 }
