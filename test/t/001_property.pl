@@ -1,11 +1,13 @@
 # A claim sees what it should, whatever transactions did before it.
 #
-# Sessions do random things - begin, enqueue, claim, settle, savepoints and
-# their undoing, commit, roll back, prepare - one after the other, so that each
-# step ends before the next begins. Every few steps the model says what a claim
-# must return: what SQL itself finds with FOR UPDATE SKIP LOCKED, and, for
-# messages of streams, that as far as nothing else is before it. The claim is
-# then rolled back, or committed and given back, which is part of the test.
+# Sessions do random things - begin, enqueue, claim, wait and be cancelled, settle,
+# truncate, look at views, savepoints and their undoing, commit, roll back, prepare -
+# one after the other, so that each step ends before the next begins. Every few
+# steps the model says what a claim must return: what SQL itself finds with FOR
+# UPDATE SKIP LOCKED, and, for messages of streams, that as far as nothing else is
+# before it. The claim is then rolled back, or committed and given back, which is
+# part of the test. Now and then, and in the end, with transactions still open and
+# without, a claim must find what one does that remembers nothing.
 #
 # A seed can be given in OUTBOX_SEED, the length in OUTBOX_STEPS.
 
@@ -20,6 +22,7 @@ my $seed = $ENV{OUTBOX_SEED} // int(rand(1_000_000));
 my $steps = $ENV{OUTBOX_STEPS} // 1200;
 my $nsessions = 6;
 my @streams = map { "51515151-0000-4000-8000-00000000000$_" } 1 .. 3;
+my @tenants = map { "52525252-0000-4000-8000-00000000000$_" } 1 .. 2;
 
 my $node = new_node('property', workers => 0, preload => $ENV{OUTBOX_PRELOAD} // 1);
 my ($admin, @sessions, @prepared);
@@ -29,8 +32,8 @@ my %mode;
 sub open_session
 {
 	my $i = shift;
-	my $dbh = connect_to($node, settings =>
-		  [ "SET lock_timeout = '30ms'", @{ $mode{settings} } ]);
+	my $open = $mode{open}[$i] // \&connect_to;
+	my $dbh = $open->($node, settings => [ "SET lock_timeout = '30ms'", @{ $mode{settings} } ]);
 
 	$sessions[$i] = {
 		dbh => $dbh,
@@ -42,9 +45,19 @@ sub open_session
 	return;
 }
 
+# All sessions anew. Theirs have ended.
+sub open_sessions
+{
+	$admin = connect_to($node, settings => [ "SET lock_timeout = '5s'", @{ $mode{settings} } ]);
+	# it uses the shared memory before others may have to do without
+	$admin->do('SELECT outbox._library()');
+	open_session($_) for 0 .. $nsessions - 1;
+	return;
+}
+
 sub reset_all
 {
-	open_session($_) for 0 .. $nsessions - 1;
+	open_sessions();
 	$admin->do("ROLLBACK PREPARED '$_->[0]'")
 	  for $admin->selectall_array('SELECT gid FROM pg_prepared_xacts');
 	$admin->do('TRUNCATE outbox.queue, outbox.dedupe, outbox.dead, outbox.archive');
@@ -53,6 +66,8 @@ sub reset_all
 }
 
 sub random_topic { return 't' . int(rand(3)) }
+
+sub random_tenant { return rand() < 0.6 ? 'NULL' : "'$tenants[rand @tenants]'" }
 
 sub random_due
 {
@@ -69,27 +84,92 @@ sub enqueue
 	my $due = random_due();
 	my $stream = $mode{streams} && rand() < 0.5 ? "'$streams[rand @streams]'" : 'NULL';
 
-	if (rand() < 0.3)
+	my $tenant = random_tenant();
+	if ($tenant eq 'NULL' && rand() < 0.3)
 	{
 		my $n = 1 + int(rand(12));
 		$session->{dbh}->do("SELECT outbox.enqueue_many('$topic', array_fill('p'::text, ARRAY[$n]), due_time => $due, stream_id => $stream)");
 	}
 	else
 	{
-		$session->{dbh}->do("SELECT outbox.enqueue('$topic', 'p', due_time => $due, stream_id => $stream)");
+		$session->{dbh}->do("SELECT outbox.enqueue('$topic', 'p', due_time => $due, stream_id => $stream, tenant_id => $tenant)");
 	}
 	return;
 }
 
 sub claim
 {
-	my $session = shift;
+	my ($session, $wait_ms) = @_;
 	my $topics = rand() < 0.5 ? 'NULL' : "ARRAY['" . random_topic() . "']";
 	my $namespace = rand() < 0.5 ? 'NULL' : "'default'";
+	my $tenant = rand() < 0.7 ? 'NULL' : random_tenant();
 	my $batch = 1 + int(rand(rand() < 0.2 ? 200 : 12));
 
+	$topics = "'{none}'" if $wait_ms && rand() < 0.5;
 	push @{ $session->{held} }, map { $_->[0] } $session->{dbh}->selectall_array(
-		"SELECT id FROM outbox.claim('$session->{owner}', 1, $batch, $namespace, $topics, max_attempts => 1000)");
+		"SELECT id FROM outbox.claim('$session->{owner}', 1, $batch, $namespace, $topics, tenant_id => $tenant, max_attempts => 1000, wait_ms => @{[ $wait_ms // 0 ]})");
+	return;
+}
+
+# Wait, and perhaps be cancelled.
+sub wait_a_while
+{
+	my $session = shift;
+	my $cancelled = rand() < 0.7;
+
+	$session->{dbh}->do("SET statement_timeout = '15ms'") if $cancelled;
+	my $done = eval { claim($session, $cancelled ? 1000 : 10); 1 };
+	my $error = $@;
+	# the end of a transaction that has failed takes it back
+	$session->{dbh}->do('RESET statement_timeout') if $done || !$session->{open};
+	die $error if !$done;
+	return;
+}
+
+# Look at what there is, as somebody does who watches over it.
+sub look
+{
+	my $dbh = shift->{dbh};
+	my $r = rand;
+
+	if ($r < 0.4) { count_of($dbh, 'outbox.leases') }
+	elsif ($r < 0.7) { value($dbh, 'SELECT sum(ready + in_progress) FROM outbox.topic_stats') }
+	else { $dbh->selectall_array('SELECT e.* FROM (SELECT id FROM outbox.queue OFFSET ? LIMIT 2) q, outbox.explain_message(q.id) e', undef, int(rand(20))) }
+	return;
+}
+
+# End whatever is open, one way or the other.
+sub end_all
+{
+	for my $session (@sessions)
+	{
+		$session->{dbh}->do(rand() < 0.5 ? 'COMMIT' : 'ROLLBACK') if $session->{open};
+		$session->{open} = 0;
+	}
+	$admin->do((rand() < 0.5 ? 'COMMIT' : 'ROLLBACK') . " PREPARED '$_'") for splice @prepared;
+	return;
+}
+
+# TRUNCATE waits for all others, and they for it; so it comes alone. What follows
+# in its transaction sees nothing of what there was.
+sub truncate_all
+{
+	my $session = shift;
+	my $dbh = $session->{dbh};
+	my $r = rand;
+
+	end_all();
+	$dbh->do('BEGIN');
+	enqueue($session) if rand() < 0.3;
+	claim($session) if rand() < 0.3;
+	$dbh->do('SAVEPOINT t');
+	$dbh->do('TRUNCATE outbox.queue');
+	claim($session) if rand() < 0.7;
+	enqueue($session) if rand() < 0.5;
+	claim($session) if rand() < 0.5;
+	$dbh->do('ROLLBACK TO t') if $r < 0.5;
+	if ($r < 0.25) { @$session{qw(open savepoints)} = (1, 0) }
+	else { $dbh->do($r < 0.4 || $r > 0.9 ? 'COMMIT' : 'ROLLBACK') }
 	return;
 }
 
@@ -159,8 +239,11 @@ sub act
 		$dbh->do('BEGIN' . (rand() < 0.1 ? ' ISOLATION LEVEL REPEATABLE READ' : ''));
 		@$session{qw(open savepoints)} = (1, 0);
 	}
-	elsif ($r < 0.25) { enqueue($session) }
-	elsif ($r < 0.50) { claim($session) }
+	elsif ($r < 0.24) { enqueue($session) }
+	elsif ($r < 0.48) { claim($session) }
+	elsif ($r < 0.50) { wait_a_while($session) }
+	elsif ($r < 0.52) { look($session) }
+	elsif ($r < 0.53) { truncate_all($session) }
 	elsif ($r < 0.78) { settle($session) if @{ $session->{held} } }
 	elsif ($r < 0.82) { $dbh->do('SELECT outbox.reap()') }
 	elsif ($r < 0.84) { $dbh->do('SELECT outbox.redrive(batch_limit => 20)') }
@@ -250,9 +333,8 @@ sub run
 	my ($name, %how) = @_;
 	my @wrong;
 
-	%mode = (streams => 0, settings => [], crashes => 0, %how);
+	%mode = (streams => 1, settings => [], crashes => 0, restarts => 0, open => [], %how);
 	srand($seed);
-	$admin = connect_to($node, settings => [ "SET lock_timeout = '5s'", @{ $mode{settings} } ]);
 	reset_all();
 	for my $step (1 .. $steps)
 	{
@@ -260,7 +342,7 @@ sub run
 
 		if (!eval { act($session); 1 })
 		{
-			$@ =~ /lock timeout|could not serialize|transaction is aborted|savepoint .* does not exist/
+			$@ =~ /lock timeout|could not serialize|transaction is aborted|savepoint .* does not exist|statement timeout/
 			  or die "step $step: $@";
 			if ($session->{savepoints} && $session->{open} && rand() < 0.5)
 			{
@@ -275,31 +357,43 @@ sub run
 		if ($mode{crashes} && $step % int($steps / $mode{crashes}) == 0)
 		{
 			kill_backend($node, $sessions[ rand @sessions ]{dbh}{pg_pid});
-			$admin = connect_to($node, settings => [ "SET lock_timeout = '5s'", @{ $mode{settings} } ]);
-			open_session($_) for 0 .. $nsessions - 1;
+			open_sessions();
+		}
+		if ($mode{restarts} && $step % int($steps / $mode{restarts}) == 0)
+		{
+			$_->{dbh}->disconnect for @sessions;
+			$admin->disconnect;
+			$node->restart;
+			open_sessions();
 		}
 		push @wrong, map { "step $step: $_" } check() if $step % 5 == 0;
+		push @wrong, map { "step $step: $_" } stranded($admin) if $step % 48 == 0;
 		last if @wrong;
 	}
 	is_deeply(\@wrong, [], "$name, seed $seed");
+	nothing_stranded($admin, "$name, with open transactions");
+	end_all();
+	nothing_stranded($admin, "$name, without");
+	$_->{dbh}->disconnect for @sessions;
+	$admin->disconnect;
 	return;
 }
 
-run('messages without streams');
-run('messages with streams', streams => 1);
-run('without the cursor', streams => 1, settings => ['SET outbox.use_cursor = off']);
-run('written by SQL', streams => 1, settings => ['SET outbox.use_direct = off']);
-run('with crashes', streams => 1, crashes => 4);
-cmp_ok($nchecks, '>=', $steps / 5 * 5 - 5, 'as often as intended');
+run('messages without streams', streams => 0);
+run('messages with streams');
+run('without the cursor', settings => ['SET outbox.use_cursor = off']);
+run('one of them without the cursor', open => [ sub { my ($node, %options) = @_; connect_to($node, settings => [ @{ $options{settings} }, 'SET outbox.use_cursor = off' ]) } ]);
+run('written by SQL', settings => ['SET outbox.use_direct = off']);
+run('with crashes', crashes => 4);
+run('with restarts', restarts => 4);
+check_indexes($node);
+$node->stop;
 
-$_->{dbh}->disconnect for @sessions;
-$admin->disconnect;
-$node->safe_psql('postgres', 'CREATE EXTENSION amcheck');
-is($node->safe_psql('postgres', <<'Q'), 't', 'the indexes hold what the tables hold');
-SELECT count(*) > 4 FROM (
-    SELECT bt_index_check(c.oid, true) FROM pg_class c JOIN pg_am a ON a.oid = c.relam
-     WHERE c.relnamespace = 'outbox'::regnamespace AND c.relkind = 'i' AND a.amname = 'btree'
-       AND c.relpersistence = 'p' OFFSET 0) checked
-Q
+# the library is not preloaded, so that there can be sessions that do not reach
+# the memory that others have
+$node = new_node('alone', preload => 0, conf => 'dynamic_shared_memory_type = mmap');
+run('one of them without shared memory', open => [ \&without_memory ]);
+cmp_ok($nchecks, '>=', $steps / 5 * 8 - 8, 'as often as intended');
+check_indexes($node);
 $node->stop;
 done_testing();
