@@ -63,19 +63,21 @@ insert_key(KeyAttempt *attempt)
 
 /*
  * The key's message is gone, so the key can be ours.  False if another
- * transaction has changed its row first.
+ * transaction has changed its row first.  Where a user's trigger or policy
+ * refuses, the key stays with the message that is gone.
  */
 static bool
 take_over_key(KeyAttempt *attempt, TupleTableSlot *old, TransactionId *blocker)
 {
 	TupleTableSlot *row = outbox_table_new_row(&attempt->table);
+	OutboxRowResult result;
 
 	outbox_new_row_from(row, old);
 	outbox_row_set(row, D_MESSAGE_ID, UUIDPGetDatum(attempt->message_id));
-	attempt->ours = outbox_table_update(&attempt->table, old, row, false,
-										blocker) == OUTBOX_ROW_OK;
+	result = outbox_table_update(&attempt->table, old, row, false, blocker);
 	ExecDropSingleTupleTableSlot(row);
-	return attempt->ours;
+	attempt->ours = result == OUTBOX_ROW_OK;
+	return result == OUTBOX_ROW_OK || result == OUTBOX_ROW_REFUSED;
 }
 
 /* Look at the key, and write it if it is free. */

@@ -31,6 +31,9 @@
 
 #define TURN_BUCKETS 512
 
+/* Until the next attempt, if there is no transaction to wait for. */
+#define RETRY_USECS 1000
+
 static void
 set_tag(LOCKTAG *tag, Oid relid, uint32 hash)
 {
@@ -111,6 +114,8 @@ outbox_keylock_decide(Oid relid, uint32 hash, OutboxKeyAttempt attempt,
 			return;
 		if (TransactionIdIsValid(blocker))
 			outbox_xact_wait(blocker);
+		else
+			pg_usleep(RETRY_USECS); /* several have it locked, or it has changed */
 	}
 }
 
