@@ -16,7 +16,10 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/pg_class.h"
+#include "commands/tablespace.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -25,6 +28,7 @@
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "outbox.h"
@@ -129,6 +133,56 @@ run_utility(const char *sql)
 		elog(ERROR, "could not run \"%s\"", sql);
 }
 
+/* Whose the archive is, and in which tablespace; an empty name is the default. */
+static void
+get_archive(Oid *owner, char **tablespace)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID,
+										ObjectIdGetDatum(outbox_store(OUTBOX_QUEUE)->done));
+	Form_pg_class form;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for outbox.archive");
+	form = (Form_pg_class) GETSTRUCT(tuple);
+	*owner = form->relowner;
+	*tablespace = OidIsValid(form->reltablespace) ?
+		get_tablespace_name(form->reltablespace) : pstrdup("");
+	ReleaseSysCache(tuple);
+}
+
+static void
+set_for_partition(const char *name, const char *value)
+{
+	(void) set_config_option(name, value, PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+}
+
+/*
+ * The partition must not depend on who happens to need it first: it belongs to the
+ * owner of the archive and goes to the archive's tablespace, with its indexes.
+ * An event trigger of a user finds the same settings each time.  Only the
+ * timeouts are still the caller's, because they limit what the call may take.
+ */
+static void
+pin_settings(const char *tablespace)
+{
+	set_for_partition("search_path", "pg_catalog, pg_temp");
+	set_for_partition("default_table_access_method", "heap");
+	set_for_partition("default_tablespace", tablespace);
+	set_for_partition("default_toast_compression", "pglz");
+	set_for_partition("client_min_messages", "warning");
+	set_for_partition("check_function_bodies", "on");
+	set_for_partition("row_security", "on");
+	set_for_partition("standard_conforming_strings", "on");
+	set_for_partition("DateStyle", "ISO, YMD");
+	set_for_partition("IntervalStyle", "postgres");
+	set_for_partition("TimeZone", "UTC");
+	set_for_partition("bytea_output", "hex");
+	set_for_partition("extra_float_digits", "1");
+	set_for_partition("transform_null_equals", "off");
+	set_for_partition("quote_all_identifiers", "off");
+}
+
 /*
  * Make a partition, as the owner of the archive and whatever the caller's
  * settings are.  The lock that keeps others from making it is held.
@@ -139,6 +193,8 @@ make_partition(int keep, int64 day)
 	char		name[NAMEDATALEN];
 	char		from[NAMEDATALEN];
 	char		to[NAMEDATALEN];
+	Oid			owner;
+	char	   *tablespace;
 	Oid			save_user;
 	int			save_context;
 	int			save_nestlevel;
@@ -147,19 +203,11 @@ make_partition(int keep, int64 day)
 	day_text(day, from, "%04d-%02d-%02d 00:00:00+00");
 	day_text(day + 1, to, "%04d-%02d-%02d 00:00:00+00");
 
+	get_archive(&owner, &tablespace);
 	GetUserIdAndSecContext(&save_user, &save_context);
-	SetUserIdAndSecContext(outbox_catalog()->owner,
-						   save_context | SECURITY_LOCAL_USERID_CHANGE);
+	SetUserIdAndSecContext(owner, save_context | SECURITY_LOCAL_USERID_CHANGE);
 	save_nestlevel = NewGUCNestLevel();
-	(void) set_config_option("search_path", "pg_catalog, pg_temp",
-							 PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	(void) set_config_option("default_table_access_method", "heap",
-							 PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	(void) set_config_option("client_min_messages", "warning",
-							 PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
+	pin_settings(tablespace);
 
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
