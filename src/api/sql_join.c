@@ -33,12 +33,19 @@ Datum
 outbox_queue_ended(PG_FUNCTION_ARGS)
 {
 	const OutboxEndedList *ended = outbox_ended_now();
+	Relation	rel;
 
 	if (!CALLED_AS_TRIGGER(fcinfo))
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("\"%s\" was not called as a trigger",
 						"outbox._queue_ended")));
+	rel = ((TriggerData *) fcinfo->context)->tg_relation;
+	if (RelationGetRelid(rel) != outbox_store(OUTBOX_QUEUE)->table)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" cannot be a trigger of \"%s\"",
+						"outbox._queue_ended", RelationGetRelationName(rel))));
 	if (ended != NULL)
 		outbox_join_count(ended, NULL);
 	return PointerGetDatum(NULL);

@@ -10,6 +10,7 @@
 
 #include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/pg_trigger.h"
 #include "commands/sequence.h"
 #include "commands/trigger.h"
 #include "fmgr.h"
@@ -34,14 +35,27 @@
 #include "util/hash.h"
 #include "util/uuid.h"
 
+/*
+ * The trigger must be one like those that the install script makes: "type" says
+ * when it fires, and for what.
+ */
 static TriggerData *
-get_trigger_data(FunctionCallInfo fcinfo, const char *function)
+get_trigger_data(FunctionCallInfo fcinfo, const char *function, int16 type)
 {
+	const int16 kind = TRIGGER_TYPE_LEVEL_MASK | TRIGGER_TYPE_TIMING_MASK;
+	TriggerData *trigger = (TriggerData *) fcinfo->context;
+
 	if (!CALLED_AS_TRIGGER(fcinfo))
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("\"%s\" was not called as a trigger", function)));
-	return (TriggerData *) fcinfo->context;
+	if ((trigger->tg_trigger->tgtype & kind) != (type & kind) ||
+		(trigger->tg_trigger->tgtype & ~type) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("\"%s\" was not fired by a trigger of the kind that it is made for",
+						function)));
+	return trigger;
 }
 
 /* The live table that a trigger is on; NULL if it is none. */
@@ -56,15 +70,21 @@ live_table(Relation rel)
 	return NULL;
 }
 
-/* The triggers know columns by their numbers. */
 static void
-require_live_table(Relation rel)
+refuse_relation(Relation rel, const char *function)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+			 errmsg("\"%s\" cannot be a trigger of \"%s\"", function,
+					RelationGetRelationName(rel))));
+}
+
+/* The triggers of live tables know columns by their numbers. */
+static void
+require_live_table(Relation rel, const char *function)
 {
 	if (live_table(rel) == NULL || RelationGetDescr(rel)->natts < Q_NATTS)
-		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("\"%s\" is not a table of messages",
-						RelationGetRelationName(rel))));
+		refuse_relation(rel, function);
 }
 
 static void
@@ -270,14 +290,16 @@ PG_FUNCTION_INFO_V1(outbox_queue_written);
 Datum
 outbox_queue_written(PG_FUNCTION_ARGS)
 {
-	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_written");
+	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_written",
+											TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE |
+											TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE);
 	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
 	bool		update = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
 	HeapTuple	tuple = update ? trigger->tg_newtuple : trigger->tg_trigtuple;
 	Datum	   *values = palloc_array(Datum, desc->natts);
 	bool	   *isnull = palloc_array(bool, desc->natts);
 
-	require_live_table(trigger->tg_relation);
+	require_live_table(trigger->tg_relation, "outbox._queue_written");
 	heap_deform_tuple(tuple, desc, values, isnull);
 	if (!update && isnull[Q_ID - 1] &&
 		RelationGetRelid(trigger->tg_relation) == outbox_store(OUTBOX_QUEUE)->table)
@@ -357,12 +379,15 @@ PG_FUNCTION_INFO_V1(outbox_queue_changed);
 Datum
 outbox_queue_changed(PG_FUNCTION_ARGS)
 {
-	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_changed");
+	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_changed",
+											TRIGGER_TYPE_ROW | TRIGGER_TYPE_AFTER |
+											TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE |
+											TRIGGER_TYPE_DELETE);
 	Relation	rel = trigger->tg_relation;
 	TupleTableSlot *slot;
 	WrittenRow	row;
 
-	require_live_table(rel);
+	require_live_table(rel, "outbox._queue_changed");
 	slot = MakeSingleTupleTableSlot(RelationGetDescr(rel), &TTSOpsHeapTuple);
 	if (!TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
 	{
@@ -393,9 +418,11 @@ PG_FUNCTION_INFO_V1(outbox_queue_truncated);
 Datum
 outbox_queue_truncated(PG_FUNCTION_ARGS)
 {
-	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_truncated");
+	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._queue_truncated",
+											TRIGGER_TYPE_STATEMENT | TRIGGER_TYPE_BEFORE |
+											TRIGGER_TYPE_TRUNCATE);
 
-	require_live_table(trigger->tg_relation);
+	require_live_table(trigger->tg_relation, "outbox._queue_truncated");
 	outbox_lane_note_doubtful(RelationGetRelid(trigger->tg_relation));
 	return PointerGetDatum(NULL);
 }
@@ -408,8 +435,14 @@ PG_FUNCTION_INFO_V1(outbox_topics_changed);
 Datum
 outbox_topics_changed(PG_FUNCTION_ARGS)
 {
-	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._topics_changed");
+	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._topics_changed",
+											TRIGGER_TYPE_STATEMENT | TRIGGER_TYPE_AFTER |
+											TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE |
+											TRIGGER_TYPE_DELETE | TRIGGER_TYPE_TRUNCATE);
+	Oid			relid = RelationGetRelid(trigger->tg_relation);
 
+	if (relid != outbox_catalog()->topics && relid != outbox_catalog()->handlers)
+		refuse_relation(trigger->tg_relation, "outbox._topics_changed");
 	CacheInvalidateRelcache(trigger->tg_relation);
 	outbox_wake_note_policies(outbox_store(OUTBOX_QUEUE)->table);
 	PG_RETURN_POINTER(NULL);

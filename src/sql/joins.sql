@@ -160,6 +160,10 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF TG_RELID <> 'outbox.joins'::regclass THEN
+        RAISE EXCEPTION '"outbox._join_goes" cannot be a trigger of "%"', TG_TABLE_NAME
+            USING ERRCODE = 'wrong_object_type';
+    END IF;
     PERFORM outbox._wake_waits(OLD.join_id);
     RETURN OLD;
 END
