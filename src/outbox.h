@@ -10,6 +10,7 @@
 
 #include "datatype/timestamp.h"
 
+#define OUTBOX_EXTENSION "outbox"
 #define OUTBOX_SCHEMA "outbox"
 #define OUTBOX_DEFAULT_NAMESPACE "default"
 

@@ -5,14 +5,17 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/table.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/rel.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
 #include "api/args.h"
+#include "compat.h"
 #include "queue/archive.h"
 #include "queue/message_find.h"
 #include "queue/policy.h"
@@ -24,6 +27,7 @@
 #include "table/columns.h"
 #include "table/probe.h"
 #include "table/table.h"
+#include "table/table_check.h"
 #include "util/guc.h"
 #include "util/hash.h"
 #include "util/uuid.h"
@@ -118,15 +122,15 @@ outbox_message_is_kept_sql(PG_FUNCTION_ARGS)
 
 /*
  * outbox._library(OUT version text, OUT preloaded boolean, OUT lanes int,
- *				   OUT lanes_in_use int, OUT direct boolean)
+ *				   OUT lanes_in_use int)
  */
 PG_FUNCTION_INFO_V1(outbox_library);
 Datum
 outbox_library(PG_FUNCTION_ARGS)
 {
 	TupleDesc	desc;
-	Datum		values[5];
-	bool		isnull[5] = {false};
+	Datum		values[4];
+	bool		isnull[4] = {false};
 	int			lanes;
 	int			in_use;
 
@@ -137,10 +141,43 @@ outbox_library(PG_FUNCTION_ARGS)
 	values[1] = BoolGetDatum(outbox_preloaded());
 	values[2] = Int32GetDatum(lanes);
 	values[3] = Int32GetDatum(in_use);
-	values[4] = BoolGetDatum(outbox_table_is_direct(outbox_store(OUTBOX_QUEUE)->table,
-													Q_NATTS));
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, isnull)));
+}
+
+/*
+ * outbox._written_tables(OUT table_name text, OUT why_not text)
+ *		RETURNS SETOF record
+ *		The tables that the functions write, and why they do not write them
+ *		directly; null if they do.
+ */
+PG_FUNCTION_INFO_V1(outbox_written_tables_sql);
+Datum
+outbox_written_tables_sql(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	ListCell   *lc;
+
+	InitMaterializedSRF(fcinfo, 0);
+	foreach(lc, outbox_written_tables())
+	{
+		/* a partition may have been dropped meanwhile */
+		Relation	rel = try_table_open(lfirst_oid(lc), AccessShareLock);
+		char	   *why_not;
+		Datum		values[2];
+		bool		isnull[2] = {false};
+
+		if (rel == NULL)
+			continue;
+		why_not = outbox_table_explain(rel);
+		values[0] = CStringGetTextDatum(RelationGetRelationName(rel));
+		isnull[1] = why_not == NULL;
+		if (why_not != NULL)
+			values[1] = CStringGetTextDatum(why_not);
+		tuplestore_putvalues(result->setResult, result->setDesc, values, isnull);
+		table_close(rel, AccessShareLock);
+	}
+	return (Datum) 0;
 }
 
 /*

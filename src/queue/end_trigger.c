@@ -3,7 +3,7 @@
  *	  Telling who wants to know that messages have ended.
  *
  * Whoever wants to know puts a trigger on the queue, AFTER DELETE FOR EACH
- * STATEMENT, whose name begins like all of ours.  A call collects the messages
+ * STATEMENT, whose function belongs to the extension.  A call collects the messages
  * that it takes out of the queue, with their outcomes, and fires the trigger
  * once at its end, by hand, however it has written the table.  The trigger
  * asks outbox_ended_now() what there is; where the answer is nothing, somebody
@@ -38,9 +38,8 @@ wants_to_know(const Trigger *trigger)
 	bool		replica = SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA;
 	char		except = replica ? TRIGGER_FIRES_ON_ORIGIN : TRIGGER_FIRES_ON_REPLICA;
 
-	return outbox_trigger_is_ours(trigger) &&
-		TRIGGER_TYPE_MATCHES(trigger->tgtype, TRIGGER_TYPE_STATEMENT,
-							 TRIGGER_TYPE_AFTER, TRIGGER_TYPE_DELETE) &&
+	return TRIGGER_TYPE_MATCHES(trigger->tgtype, TRIGGER_TYPE_STATEMENT,
+								TRIGGER_TYPE_AFTER, TRIGGER_TYPE_DELETE) &&
 		trigger->tgenabled != TRIGGER_DISABLED && trigger->tgenabled != except;
 }
 
@@ -66,13 +65,14 @@ fire(Relation rel, Trigger *trigger)
 void
 outbox_ended_fire(OutboxTable *queue, const OutboxEndedList *list)
 {
-	const TriggerDesc *triggers = outbox_table_triggers(queue);
+	const bool *is_ours;
+	const TriggerDesc *triggers = outbox_table_triggers(queue, &is_ours);
 
 	if (list->n == 0 || triggers == NULL)
 		return;
 	for (int i = 0; i < triggers->numtriggers; i++)
 	{
-		if (!wants_to_know(&triggers->triggers[i]))
+		if (!is_ours[i] || !wants_to_know(&triggers->triggers[i]))
 			continue;
 		current = list;
 		PG_TRY();

@@ -72,6 +72,7 @@ close_all(OutboxHistory *history)
 static OutboxDestination *
 get_destination(OutboxHistory *history, Oid relid)
 {
+	const OutboxStore *store = history->queue->store;
 	OutboxDestination *destination;
 
 	for (int i = 0; i < history->ndestinations; i++)
@@ -87,7 +88,11 @@ get_destination(OutboxHistory *history, Oid relid)
 	destination = &history->destinations[history->ndestinations++];
 	destination->relid = relid;
 	destination->nrows = 0;
-	outbox_table_open(&destination->table, relid, H_NATTS);
+	if (store->kind == OUTBOX_QUEUE && relid != store->dead)
+		outbox_partition_open(&destination->table, relid,
+							  store->done, H_NATTS);
+	else
+		outbox_table_open(&destination->table, relid, H_NATTS);
 	return destination;
 }
 

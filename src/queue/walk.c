@@ -467,7 +467,7 @@ outbox_walk_uses_memory(Oid relid)
 
 	if (!outbox_use_cursor || outbox_lane_is_doubtful(relid))
 		return false;
-	if (!outbox_table_is_watched(relid, Q_NATTS, &life))
+	if (!outbox_table_is_watched(relid, &life))
 	{
 		/* what others know may be wrong as well */
 		outbox_epoch_raise(relid);

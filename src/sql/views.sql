@@ -335,20 +335,34 @@ COMMENT ON FUNCTION outbox.explain_message(bigint) IS
     'Why a message is not being delivered: one row for each thing that can be in the way.';
 
 -- _library()
---     Returns the version of the loaded library, whether it was preloaded, its
---     lanes in shared memory, and whether the queue is written directly.
+--     Returns the version of the loaded library, whether it was preloaded, and its
+--     lanes in shared memory.
 CREATE FUNCTION outbox._library(
     OUT version      text,
     OUT preloaded    boolean,
     OUT lanes        integer,
-    OUT lanes_in_use integer,
-    OUT direct       boolean
+    OUT lanes_in_use integer
 )
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_library';
 
 COMMENT ON FUNCTION outbox._library() IS
     'What the loaded library knows of itself.';
+
+-- _written_tables()
+--     Returns the tables that the functions write, and of each what was added to
+--     it so that it is written by SQL; null if it is written directly. The archive
+--     comes before its partitions.
+CREATE FUNCTION outbox._written_tables(
+    OUT table_name text,
+    OUT why_not    text
+)
+RETURNS SETOF record
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_written_tables_sql';
+
+COMMENT ON FUNCTION outbox._written_tables() IS
+    'The tables that the functions write, and why they do so by SQL.';
 
 -- _workers()
 --     Returns the state of the launcher and of the workers: is this database
@@ -416,13 +430,23 @@ BEGIN
                 'Preload the library and raise outbox.lane_memory.' END;
     RETURN NEXT;
 
-    component := 'queue table';
-    ok := library.direct;
+    component := 'tables';
+    -- what was added to the archive has come to its partitions as well
+    SELECT string_agg(format('%s: %s', t.table_name, t.why_not), '; ' ORDER BY t.n)
+      INTO detail
+      FROM (SELECT w.table_name, w.why_not, w.n,
+                   bool_or(w.table_name = 'archive' AND w.why_not IS NOT NULL) OVER () AS archive,
+                   EXISTS (SELECT FROM pg_inherits i
+                             JOIN pg_class c ON c.oid = i.inhrelid
+                            WHERE i.inhparent = 'outbox.archive'::regclass
+                              AND c.relname = w.table_name) AS is_partition
+              FROM outbox._written_tables() WITH ORDINALITY w(table_name, why_not, n)) t
+     WHERE t.why_not IS NOT NULL AND NOT (t.archive AND t.is_partition);
+    ok := detail IS NULL;
     status := CASE WHEN ok THEN 'written directly' ELSE 'written by SQL' END;
-    detail := NULL;
     hint := CASE WHEN NOT ok THEN
-                'A trigger, check, column, rule, policy or index was added to outbox.queue; '
-                'calls are slower, and their callers need rights on the table.' END;
+                'What was added to these tables is honoured. Calls that write them are slower; '
+                'callers need rights on outbox.queue and the other tables of unfinished work.' END;
     RETURN NEXT;
 
     component := 'queue indexes';

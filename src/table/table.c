@@ -9,15 +9,16 @@
  * would, but without a plan, an executor state or a lookup of what the last
  * call has looked up already.  Nobody checks privileges then: the right to
  * call the function is the right to do what it does.  The direct way is taken
- * when the table is as the install script made it (see as_we_made_it).
+ * when the table is as the install script made it (table_check.c).
  *
- * By SQL (table_sql.c): when somebody has put triggers, checks, columns,
- * expression indexes or row level security on the table, so that all of these
- * work as anywhere else.  The statement runs as the calling role, which then
- * needs the rights on the table.
+ * By SQL (table_sql.c): when triggers, constraints, columns, expression indexes
+ * or row level security were added to the table, so that all of these work as
+ * anywhere else.  On a live table the statement runs as the calling role, which
+ * then needs the rights on the table, and whose policies apply.  On all other
+ * tables, which callers know nothing of, it runs as the owner of the table.
  *
- * What is known of a table is kept per backend and thrown away when its
- * relcache entry is.
+ * Which it is, is kept with what else is known of the table (table_info.c), so
+ * that opening one looks nothing up.
  */
 #include "postgres.h"
 
@@ -51,343 +52,25 @@
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/table.h"
+#include "table/table_info.h"
 #include "table/table_sql.h"
 #include "util/guc.h"
 
-/* Our triggers and constraints are called outbox_... */
-#define OUR_PREFIX "outbox_"
-
-/* What plain SQL can do to a live table that shared memory must know of. */
-#define WATCHED_EVENTS (TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | \
-						TRIGGER_TYPE_DELETE | TRIGGER_TYPE_TRUNCATE)
-
-/*
- * What is known of one table; lives in its own memory context.  It is never
- * changed, but replaced, and the old one stays until the end of the
- * transaction: so who has opened the table can rely on it.
- */
-typedef struct OutboxTableInfo
-{
-	bool		direct;
-	bool		watched;		/* triggers report what plain SQL does to it */
-	uint64		life;			/* changes with them */
-	MemoryContext context;
-	TriggerDesc *triggers;
-	int			nindexes;
-	Oid		   *index_oids;
-	IndexInfo **index_infos;
-	AttrNumber *partial_on;		/* index only has rows where this is not null */
-	TupleDesc	desc;			/* our copy; made with the batch */
-	const struct OutboxTable *batch_user;	/* who uses the batch, */
-	uint64		batch_xact;		/* unless that was an earlier transaction */
-	TupleTableSlot *batch[OUTBOX_BATCH_ROWS];
-} OutboxTableInfo;
-
-/* Where it is found. */
-typedef struct OutboxTableEntry
-{
-	Oid			relid;			/* hash key */
-	uint32		changes;		/* invalidations so far */
-	uint32		info_changes;	/* and when info was begun */
-	OutboxTableInfo *info;
-} OutboxTableEntry;
-
 static uint64 xact_count = 0;	/* transactions of this backend so far */
-static HTAB *table_infos = NULL;
-static List *stale_contexts = NIL;
-
-static void
-forget_table(Datum arg, Oid relid)
-{
-	if (table_infos == NULL)
-		return;
-	if (OidIsValid(relid))
-	{
-		OutboxTableEntry *entry = hash_search(table_infos, &relid, HASH_FIND, NULL);
-
-		if (entry != NULL)
-			entry->changes++;
-	}
-	else
-	{
-		HASH_SEQ_STATUS seq;
-		OutboxTableEntry *entry;
-
-		hash_seq_init(&seq, table_infos);
-		while ((entry = hash_seq_search(&seq)) != NULL)
-			entry->changes++;
-	}
-}
 
 /* From _PG_init. */
 void
 outbox_table_init(void)
 {
-	CacheRegisterRelcacheCallback(forget_table, (Datum) 0);
+	outbox_table_info_init();
 }
 
-/* What was replaced during the transaction can be in use until its end. */
+/* From the end of each transaction. */
 void
 outbox_table_xact_end(void)
 {
-	ListCell   *lc;
-
-	foreach(lc, stale_contexts)
-		MemoryContextDelete(lfirst(lc));
-	list_free(stale_contexts);
-	stale_contexts = NIL;
+	outbox_table_info_xact_end();
 	xact_count++;
-}
-
-/* ---------------------------------------------------------------------- */
-/* What is known of a table                                               */
-/* ---------------------------------------------------------------------- */
-
-/* Is this index predicate just "column is not null"?  Then which column? */
-static bool
-simple_predicate(List *predicate, AttrNumber *attnum)
-{
-	NullTest   *test;
-
-	*attnum = InvalidAttrNumber;
-	if (predicate == NIL)
-		return true;
-	test = linitial(predicate);
-	if (list_length(predicate) != 1 || !IsA(test, NullTest) ||
-		test->nulltesttype != IS_NOT_NULL || !IsA(test->arg, Var))
-		return false;
-	*attnum = ((Var *) test->arg)->varattno;
-	return true;
-}
-
-static bool
-simple_index(Relation index, const IndexInfo *info, AttrNumber *partial_on)
-{
-	Form_pg_index form = index->rd_index;
-
-	return form->indimmediate && info->ii_Expressions == NIL &&
-		info->ii_ExclusionOps == NULL &&
-		index->rd_rel->relam == BTREE_AM_OID &&
-		simple_predicate(info->ii_Predicate, partial_on);
-}
-
-static bool
-has_our_prefix(const char *name)
-{
-	return strncmp(name, OUR_PREFIX, strlen(OUR_PREFIX)) == 0;
-}
-
-/* Did the install script make this trigger? */
-bool
-outbox_trigger_is_ours(const Trigger *trigger)
-{
-	return has_our_prefix(trigger->tgname) &&
-		get_func_namespace(trigger->tgfoid) == outbox_catalog()->namespace;
-}
-
-/*
- * Is this one of the triggers by which the server enforces a foreign key of
- * ours?  What we write directly never changes a key, so they have nothing to
- * do then.
- */
-static bool
-enforces_our_key(const Trigger *trigger)
-{
-	const char *constraint;
-
-	if (!trigger->tgisinternal || !OidIsValid(trigger->tgconstraint))
-		return false;
-	constraint = get_constraint_name(trigger->tgconstraint);
-	return constraint != NULL && has_our_prefix(constraint);
-}
-
-static bool
-only_our_triggers(const TriggerDesc *triggers)
-{
-	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
-	{
-		const Trigger *trigger = &triggers->triggers[i];
-
-		if (!outbox_trigger_is_ours(trigger) && !enforces_our_key(trigger))
-			return false;
-	}
-	return true;
-}
-
-static bool
-only_our_constraints(const TupleConstr *constr)
-{
-	if (constr == NULL)
-		return true;
-	for (int i = 0; i < constr->num_check; i++)
-	{
-		if (!has_our_prefix(constr->check[i].ccname))
-			return false;
-	}
-	return !constr->has_generated_stored;
-}
-
-/*
- * Can the table be written without the executor?  That is the case unless
- * somebody has added something that only the executor knows to honour.
- */
-static bool
-as_we_made_it(Relation rel, const TriggerDesc *triggers, int natts)
-{
-	TupleDesc	desc = RelationGetDescr(rel);
-
-	if (rel->rd_rel->relkind != RELKIND_RELATION ||
-		rel->rd_rel->relam != HEAP_TABLE_AM_OID ||
-		rel->rd_rules != NULL ||
-		desc->natts != natts)
-		return false;
-	for (int i = 0; i < natts; i++)
-	{
-		if (TupleDescAttr(desc, i)->attisdropped)
-			return false;
-	}
-	return only_our_constraints(desc->constr) &&
-		only_our_triggers(triggers);
-}
-
-/*
- * Do our triggers fire for whatever plain SQL does, in every session?  *life is
- * made of the transactions that have written their rows in pg_trigger.
- */
-static bool
-triggers_watch(Relation rel, uint64 *life)
-{
-	Relation	pg_trigger = table_open(TriggerRelationId, AccessShareLock);
-	uint64		trigger_events = 0;
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	*life = 1;
-	ScanKeyInit(&key, Anum_pg_trigger_tgrelid, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(RelationGetRelid(rel)));
-	scan = systable_beginscan(pg_trigger, TriggerRelidNameIndexId, true, NULL,
-							  1, &key);
-	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
-	{
-		Form_pg_trigger form = (Form_pg_trigger) GETSTRUCT(tuple);
-
-		if (strncmp(NameStr(form->tgname), OUR_PREFIX, strlen(OUR_PREFIX)) != 0 ||
-			form->tgenabled != TRIGGER_FIRES_ALWAYS)
-			continue;
-		*life = *life * UINT64CONST(0x9e3779b97f4a7c15) +
-			((uint64) form->oid << 32 | HeapTupleHeaderGetRawXmin(tuple->t_data));
-		if (TRIGGER_FOR_AFTER(form->tgtype) || TRIGGER_FOR_TRUNCATE(form->tgtype))
-			trigger_events |= form->tgtype & WATCHED_EVENTS;
-	}
-	systable_endscan(scan);
-	table_close(pg_trigger, AccessShareLock);
-	return trigger_events == WATCHED_EVENTS;
-}
-
-static OutboxTableInfo *
-build_info(Relation rel, int natts)
-{
-	/* ours only when it is complete: an error leaves nothing behind */
-	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
-												  "outbox table",
-												  ALLOCSET_SMALL_SIZES);
-	OutboxTableInfo *info = MemoryContextAllocZero(context,
-												   sizeof(OutboxTableInfo));
-	MemoryContext old;
-	List	   *index_oids;
-	ListCell   *lc;
-	int			n = 0;
-
-	info->context = context;
-	/* a copy, because to look at them may have the relcache's replaced */
-	old = MemoryContextSwitchTo(context);
-	info->triggers = CopyTriggerDesc(rel->trigdesc);
-	MemoryContextSwitchTo(old);
-	info->direct = as_we_made_it(rel, info->triggers, natts);
-	info->watched = triggers_watch(rel, &info->life);
-	index_oids = RelationGetIndexList(rel);
-
-	old = MemoryContextSwitchTo(info->context);
-	info->nindexes = list_length(index_oids);
-	info->index_oids = palloc0_array(Oid, info->nindexes + 1);
-	info->index_infos = palloc0_array(IndexInfo *, info->nindexes + 1);
-	info->partial_on = palloc0_array(AttrNumber, info->nindexes + 1);
-	foreach(lc, index_oids)
-	{
-		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
-
-		/* one that is just being built concurrently, and wants no rows yet */
-		if (!index->rd_index->indisready)
-		{
-			index_close(index, NoLock);
-			continue;
-		}
-		info->index_oids[n] = lfirst_oid(lc);
-		info->index_infos[n] = BuildIndexInfo(index);
-		if (!simple_index(index, info->index_infos[n], &info->partial_on[n]))
-			info->direct = false;
-		index_close(index, NoLock);
-		n++;
-	}
-	info->nindexes = n;
-	MemoryContextSwitchTo(old);
-	list_free(index_oids);
-	MemoryContextSetParent(context, CacheMemoryContext);
-	return info;
-}
-
-/*
- * What is known of a table, which the caller has locked.  It stays as it is
- * until the end of the transaction.
- */
-static OutboxTableInfo *
-get_info(Relation rel, int natts)
-{
-	Oid			relid = RelationGetRelid(rel);
-	OutboxTableEntry *entry;
-	bool		found;
-
-	if (table_infos == NULL)
-	{
-		HASHCTL		ctl;
-
-		memset(&ctl, 0, sizeof(ctl));
-		ctl.keysize = sizeof(Oid);
-		ctl.entrysize = sizeof(OutboxTableEntry);
-		ctl.hcxt = CacheMemoryContext;
-		table_infos = hash_create("outbox tables", 16, &ctl,
-								  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-	}
-	Assert(CheckRelationLockedByMe(rel, AccessShareLock, true));
-	entry = hash_search(table_infos, &relid, HASH_ENTER, &found);
-	if (!found)
-	{
-		entry->changes = 0;
-		entry->info = NULL;
-	}
-	if (entry->info == NULL || entry->info_changes != entry->changes)
-	{
-		uint32		changes = entry->changes;
-		OutboxTableInfo *info = build_info(rel, natts);
-
-		/*
-		 * An invalidation that came in while we built is for the next call:
-		 * what has changed since the table was locked is nothing that an open
-		 * table must know, as it is for the relcache itself.
-		 */
-		entry = hash_search(table_infos, &relid, HASH_FIND, NULL);
-		if (entry->info != NULL)
-		{
-			MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-
-			stale_contexts = lappend(stale_contexts, entry->info->context);
-			MemoryContextSwitchTo(old);
-		}
-		entry->info = info;
-		entry->info_changes = changes;
-	}
-	return entry->info;
 }
 
 /* Somebody may drop the extension while we wait for the lock. */
@@ -403,30 +86,58 @@ outbox_relation_open(Oid relid, LOCKMODE lockmode)
 	return rel;
 }
 
-/*
- * Open a table for writing.  natts is how many columns it has if it is as we
- * made it.
- */
-void
-outbox_table_open(OutboxTable *table, Oid relid, int natts)
+/* The table must have the columns that C knows by number. */
+static void
+require_columns(Relation rel, const OutboxTableInfo *info, int natts)
 {
-	Relation	rel = outbox_relation_open(relid, RowExclusiveLock);
-	OutboxTableInfo *info = get_info(rel, natts);
-
 	if (RelationGetDescr(rel)->natts < natts)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"%s\" lacks columns that this version of the outbox library needs",
 						RelationGetRelationName(rel)),
 				 errhint("Run ALTER EXTENSION outbox UPDATE.")));
+	if (info->broken != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" is not as the extension \"outbox\" made it",
+						RelationGetRelationName(rel)),
+				 errdetail("Of its columns, %s.", info->broken),
+				 errhint("Undo the change, or run ALTER EXTENSION outbox UPDATE.")));
+}
+
+/*
+ * May this table be written directly?  Policies of a live table may apply to the
+ * calling role.  For a partition, what was added to its parent counts as well.
+ */
+static bool
+may_write_directly(const OutboxTable *table)
+{
+	Relation	rel = table->rel;
+
+	if (table->info->why_not != NULL || !outbox_use_direct)
+		return false;
+	if (OidIsValid(table->parent) &&
+		outbox_table_info_find(table->parent)->why_not != NULL)
+		return false;
+	return !rel->rd_rel->relrowsecurity || OidIsValid(table->as_role) ||
+		check_enable_rls(RelationGetRelid(rel), InvalidOid, true) != RLS_ENABLED;
+}
+
+/* Open a table for writing; by SQL it is written as this role, or the caller. */
+static void
+open_table(OutboxTable *table, Relation rel, int natts, Oid parent, Oid as_role)
+{
+	OutboxTableInfo *info = outbox_table_info_get(rel);
+
+	require_columns(rel, info, natts);
 	table->rel = rel;
 	table->store = NULL;
 	table->natts = natts;
 	table->nkeys = 1;
+	table->parent = parent;
+	table->as_role = as_role;
 	table->info = info;
-	table->direct = info->direct && outbox_use_direct;
-	if (table->direct && rel->rd_rel->relrowsecurity)
-		table->direct = check_enable_rls(relid, InvalidOid, true) != RLS_ENABLED;
+	table->direct = may_write_directly(table);
 	table->indexes = NULL;
 	table->context = CurrentMemoryContext;
 	table->batch = NULL;
@@ -439,55 +150,55 @@ outbox_table_open(OutboxTable *table, Oid relid, int natts)
 	}
 }
 
+/*
+ * Open a table for writing that is no live table.  natts is how many columns it
+ * has if it is as the install script made it.
+ */
+void
+outbox_table_open(OutboxTable *table, Oid relid, int natts)
+{
+	Relation	rel = outbox_relation_open(relid, RowExclusiveLock);
+
+	open_table(table, rel, natts, InvalidOid, rel->rd_rel->relowner);
+}
+
+/*
+ * Open a partition for inserting rows that belong there.  By SQL they are
+ * inserted into the parent, so that its triggers, rules and policies apply.
+ */
+void
+outbox_partition_open(OutboxTable *table, Oid relid, Oid parent, int natts)
+{
+	Relation	rel = outbox_relation_open(relid, RowExclusiveLock);
+
+	if (!rel->rd_rel->relispartition)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" is not a partition of \"%s\"",
+						RelationGetRelationName(rel), get_rel_name(parent)),
+				 errhint("Attach it again, or rename it.")));
+	open_table(table, rel, natts, parent, rel->rd_rel->relowner);
+}
+
 /* Open a live table for writing. */
 void
 outbox_store_open(OutboxTable *table, const OutboxStore *store)
 {
-	outbox_table_open(table, store->table, Q_NATTS);
+	Relation	rel = outbox_relation_open(store->table, RowExclusiveLock);
+
+	open_table(table, rel, Q_NATTS, InvalidOid, InvalidOid);
 	table->store = store;
 }
 
-/* The triggers of a table that is open for writing; NULL if it has none. */
-const TriggerDesc *
-outbox_table_triggers(const OutboxTable *table)
-{
-	return table->info->triggers;
-}
-
 /*
- * Do triggers report what plain SQL does to this live table?  *life changes when
- * that may have been otherwise for a while.
+ * The triggers of a table that is open for writing, NULL if it has none; and of
+ * each whether it is the extension's.
  */
-bool
-outbox_table_is_watched(Oid relid, int natts, uint64 *life)
+const TriggerDesc *
+outbox_table_triggers(const OutboxTable *table, const bool **is_ours)
 {
-	OutboxTableEntry *entry = table_infos == NULL ? NULL :
-	hash_search(table_infos, &relid, HASH_FIND, NULL);
-	const OutboxTableInfo *info;
-
-	if (entry != NULL && entry->info != NULL &&
-		entry->info_changes == entry->changes)
-		info = entry->info;
-	else
-	{
-		Relation	rel = outbox_relation_open(relid, AccessShareLock);
-
-		info = get_info(rel, natts);
-		table_close(rel, AccessShareLock);
-	}
-	*life = info->life;
-	return info->watched;
-}
-
-/* Is this table as we made it? */
-bool
-outbox_table_is_direct(Oid relid, int natts)
-{
-	Relation	rel = outbox_relation_open(relid, AccessShareLock);
-	bool		direct = get_info(rel, natts)->direct;
-
-	table_close(rel, AccessShareLock);
-	return direct;
+	*is_ours = table->info->is_ours;
+	return table->info->triggers;
 }
 
 /* Open a table only to read it. */

@@ -24,6 +24,8 @@ typedef struct OutboxTable
 	const OutboxStore *store;	/* if it is a live table */
 	int			natts;			/* how many columns are ours */
 	int			nkeys;			/* how many of the first make the key */
+	Oid			parent;			/* of a partition, else invalid */
+	Oid			as_role;		/* who writes it by SQL; invalid: the caller */
 	struct OutboxTableInfo *info;
 	Relation   *indexes;
 	bool		direct;			/* may be written without the executor */
@@ -42,13 +44,15 @@ typedef enum OutboxRowResult
 extern void outbox_table_init(void);
 extern void outbox_table_xact_end(void);
 
-extern bool outbox_trigger_is_ours(const Trigger *trigger);
-extern const TriggerDesc *outbox_table_triggers(const OutboxTable *table);
-extern bool outbox_table_is_direct(Oid relid, int natts);
-extern bool outbox_table_is_watched(Oid relid, int natts, uint64 *life);
+extern const TriggerDesc *outbox_table_triggers(const OutboxTable *table,
+												const bool **is_ours);
+extern char *outbox_table_explain(Relation rel);
+extern bool outbox_table_is_watched(Oid relid, uint64 *life);
 extern Relation outbox_relation_open(Oid relid, LOCKMODE lockmode);
 extern void outbox_store_open(OutboxTable *table, const OutboxStore *store);
 extern void outbox_table_open(OutboxTable *table, Oid relid, int natts);
+extern void outbox_partition_open(OutboxTable *table, Oid relid, Oid parent,
+								  int natts);
 extern void outbox_table_open_to_read(OutboxTable *table, Oid relid);
 extern void outbox_table_close(OutboxTable *table);
 extern void outbox_table_close_unchanged(OutboxTable *table);

@@ -2,9 +2,17 @@
  * table_sql.c
  *	  Writing rows by SQL statements, for tables that are not as we made them.
  *
- * The statements name our columns only, find a row by its key, and run as the
- * calling role.  A row that was read is locked first, and left alone when it
- * is no longer the version that was read.
+ * The statements name the columns of the install script only, and find a row by
+ * its key.  A row that was read is locked first, and left alone when it is no
+ * longer the version that was read.
+ *
+ * On a live table they run as the calling role.  On all other tables they run as
+ * the table's owner, in the way of a SECURITY DEFINER function with its own
+ * search_path: so a worker's ack needs no rights on the history, and a trigger
+ * there cannot be misled by the worker's settings.  The operation is not
+ * security-restricted.  That would protect the caller from the owner's triggers,
+ * but these run in the owner's name only, and it would forbid deferred
+ * constraints.
  */
 #include "postgres.h"
 
@@ -12,8 +20,10 @@
 #include "access/xact.h"
 #include "executor/spi.h"
 #include "lib/stringinfo.h"
+#include "miscadmin.h"
 #include "storage/itemptr.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -59,6 +69,14 @@ column_name(OutboxTable *table, int attnum)
 	return quote_identifier(NameStr(att->attname));
 }
 
+/* What statements name: for a partition it is the parent. */
+static Oid
+target(const OutboxTable *table)
+{
+	return OidIsValid(table->parent) ? table->parent :
+		RelationGetRelid(table->rel);
+}
+
 /* The condition that finds a row by its key. */
 static void
 append_key(StringInfo sql, OutboxTable *table)
@@ -75,8 +93,8 @@ statement_text(OutboxTable *table, StatementKind kind)
 	StringInfoData sql;
 
 	relation =
-		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table->rel)),
-								   RelationGetRelationName(table->rel));
+		quote_qualified_identifier(get_namespace_name(get_rel_namespace(target(table))),
+								   get_rel_name(target(table)));
 	initStringInfo(&sql);
 	switch (kind)
 	{
@@ -91,7 +109,7 @@ statement_text(OutboxTable *table, StatementKind kind)
 			appendStringInfoChar(&sql, ')');
 			break;
 		case STMT_UPDATE:
-			appendStringInfo(&sql, "UPDATE %s SET ", relation);
+			appendStringInfo(&sql, "UPDATE ONLY %s SET ", relation);
 			for (int i = table->nkeys + 1; i <= table->natts; i++)
 				appendStringInfo(&sql, "%s%s = $%d",
 								 i > table->nkeys + 1 ? ", " : "",
@@ -99,18 +117,18 @@ statement_text(OutboxTable *table, StatementKind kind)
 			append_key(&sql, table);
 			break;
 		case STMT_DELETE:
-			appendStringInfo(&sql, "DELETE FROM %s", relation);
+			appendStringInfo(&sql, "DELETE FROM ONLY %s", relation);
 			append_key(&sql, table);
 			break;
 		case STMT_FIND:
-			appendStringInfo(&sql, "SELECT ctid FROM %s", relation);
+			appendStringInfo(&sql, "SELECT ctid FROM ONLY %s", relation);
 			append_key(&sql, table);
 			break;
 		case STMT_LOCK:
 		case STMT_LOCK_NOWAIT:
 		case STMT_LOCK_TO_DELETE:
 		case STMT_LOCK_TO_DELETE_NOWAIT:
-			appendStringInfo(&sql, "SELECT ctid FROM %s", relation);
+			appendStringInfo(&sql, "SELECT ctid FROM ONLY %s", relation);
 			append_key(&sql, table);
 			appendStringInfo(&sql, " FOR %sUPDATE%s",
 							 kind >= STMT_LOCK_TO_DELETE ? "" : "NO KEY ",
@@ -130,7 +148,7 @@ get_statement(OutboxTable *table, StatementKind kind)
 	bool		found;
 
 	memset(&key, 0, sizeof(key));
-	key.relid = RelationGetRelid(table->rel);
+	key.relid = target(table);
 	key.kind = kind;
 	if (statements == NULL)
 	{
@@ -184,40 +202,55 @@ run_row_statement(OutboxTable *table, StatementKind kind, TupleTableSlot *row,
 	return SPI_processed;
 }
 
-/* Is the row as it was read? */
-static bool
-is_still_there(OutboxTable *table, TupleTableSlot *old)
+/* Why a statement may have found no row. */
+typedef enum Unseen
+{
+	UNSEEN_GONE,				/* the row is not as it was read */
+	UNSEEN_TOO_NEW,				/* for the transaction's snapshot */
+	UNSEEN_HIDDEN				/* it is there: by a policy, or it is locked */
+} Unseen;
+
+static Unseen
+why_not_seen(OutboxTable *table, TupleTableSlot *old)
 {
 	TupleTableSlot *slot = outbox_table_slot(table);
 	SnapshotData dirty;
-	bool		result;
+	Unseen		result = UNSEEN_HIDDEN;
 
 	InitDirtySnapshot(dirty);
-	result = table_tuple_fetch_row_version(table->rel, &old->tts_tid, &dirty,
-										   slot) &&
-		!TransactionIdIsValid(outbox_row_writer(&dirty));
+	if (!table_tuple_fetch_row_version(table->rel, &old->tts_tid, &dirty, slot) ||
+		TransactionIdIsValid(outbox_row_writer(&dirty)))
+		result = UNSEEN_GONE;
+	else if (IsolationUsesXactSnapshot() &&
+			 !table_tuple_satisfies_snapshot(table->rel, slot,
+											 GetTransactionSnapshot()))
+		result = UNSEEN_TOO_NEW;
 	ExecDropSingleTupleTableSlot(slot);
 	return result;
 }
 
 /*
- * A statement could not lock the row.  If the row is there, then it is locked by
- * another transaction, or the caller may not see it: because of a policy, or
- * because it is newer than the caller's snapshot.
+ * A statement could not lock the row.  Another transaction has locked it, if the
+ * statement did not wait; or it is not the version any more that was read; or
+ * the caller cannot see it.
  */
 static OutboxRowResult
 why_not_locked(OutboxTable *table, TupleTableSlot *old, bool wait)
 {
-	if (!is_still_there(table, old))
-		return OUTBOX_ROW_GONE;
-	if (!wait &&
-		run_row_statement(table, STMT_FIND, old, table->nkeys) > 0)
-		return OUTBOX_ROW_LOCKED;
-	if (IsolationUsesXactSnapshot())
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				 errmsg("could not serialize access due to concurrent update")));
-	return OUTBOX_ROW_REFUSED;
+	switch (why_not_seen(table, old))
+	{
+		case UNSEEN_GONE:
+			return OUTBOX_ROW_GONE;
+		case UNSEEN_TOO_NEW:
+			ereport(ERROR,
+					(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+					 errmsg("could not serialize access due to concurrent update")));
+			break;
+		case UNSEEN_HIDDEN:
+			break;
+	}
+	return !wait && run_row_statement(table, STMT_FIND, old, table->nkeys) > 0 ?
+		OUTBOX_ROW_LOCKED : OUTBOX_ROW_REFUSED;
 }
 
 /* Lock the row; only if it is still the version that was read. */
@@ -240,26 +273,58 @@ lock_unchanged_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
 		OUTBOX_ROW_OK : OUTBOX_ROW_GONE;
 }
 
-static void
-connect_spi(void)
+/* The caller's state while a statement runs as another role. */
+typedef struct Caller
 {
+	Oid			user;
+	int			context;
+	int			nestlevel;
+} Caller;
+
+static void
+set_for_owner(const char *name, const char *value)
+{
+	(void) set_config_option(name, value, PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+}
+
+/* An error puts back what this changes, with the transaction. */
+static void
+begin_statements(OutboxTable *table, Caller *caller)
+{
+	if (OidIsValid(table->as_role))
+	{
+		GetUserIdAndSecContext(&caller->user, &caller->context);
+		SetUserIdAndSecContext(table->as_role,
+							   caller->context | SECURITY_LOCAL_USERID_CHANGE);
+		caller->nestlevel = NewGUCNestLevel();
+		set_for_owner("search_path", "pg_catalog, pg_temp");
+		set_for_owner("row_security", "on");
+	}
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 }
 
 static void
-finish_spi(void)
+end_statements(OutboxTable *table, const Caller *caller)
 {
 	if (SPI_finish() != SPI_OK_FINISH)
 		elog(ERROR, "could not disconnect from SPI");
+	if (OidIsValid(table->as_role))
+	{
+		AtEOXact_GUC(true, caller->nestlevel);
+		SetUserIdAndSecContext(caller->user, caller->context);
+	}
 }
 
 void
 outbox_sql_insert(OutboxTable *table, TupleTableSlot *row)
 {
-	connect_spi();
+	Caller		caller;
+
+	begin_statements(table, &caller);
 	run_row_statement(table, STMT_INSERT, row, table->natts);
-	finish_spi();
+	end_statements(table, &caller);
 }
 
 OutboxRowResult
@@ -267,13 +332,15 @@ outbox_sql_update(OutboxTable *table, TupleTableSlot *old,
 				  TupleTableSlot *row, bool wait, TransactionId *blocker)
 {
 	OutboxRowResult result;
+	Caller		caller;
 
-	connect_spi();
+	Assert(!OidIsValid(table->parent));
+	begin_statements(table, &caller);
 	result = lock_unchanged_row(table, STMT_LOCK, old, wait, blocker);
 	if (result == OUTBOX_ROW_OK &&
 		run_row_statement(table, STMT_UPDATE, row, table->natts) == 0)
 		result = OUTBOX_ROW_REFUSED;
-	finish_spi();
+	end_statements(table, &caller);
 	return result;
 }
 
@@ -282,12 +349,14 @@ outbox_sql_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
 				  TransactionId *blocker)
 {
 	OutboxRowResult result;
+	Caller		caller;
 
-	connect_spi();
+	Assert(!OidIsValid(table->parent));
+	begin_statements(table, &caller);
 	result = lock_unchanged_row(table, STMT_LOCK_TO_DELETE, old, wait, blocker);
 	if (result == OUTBOX_ROW_OK &&
 		run_row_statement(table, STMT_DELETE, old, table->nkeys) == 0)
 		result = OUTBOX_ROW_REFUSED;
-	finish_spi();
+	end_statements(table, &caller);
 	return result;
 }

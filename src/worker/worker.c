@@ -439,7 +439,7 @@ extension_is_there(void)
 	Oid			extension;
 
 	begin("outbox: look for the extension");
-	extension = get_extension_oid("outbox", true);
+	extension = get_extension_oid(OUTBOX_EXTENSION, true);
 	commit();
 	return OidIsValid(extension);
 }
