@@ -151,36 +151,41 @@ get_archive(Oid *owner, char **tablespace)
 }
 
 static void
-set_for_partition(const char *name, const char *value)
+pin_setting(const char *name, const char *value)
 {
 	(void) set_config_option(name, value, PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
 }
 
 /*
- * The partition must not depend on who happens to need it first: it belongs to the
- * owner of the archive and goes to the archive's tablespace, with its indexes.
- * An event trigger of a user finds the same settings each time.  Only the
- * timeouts are still the caller's, because they limit what the call may take.
+ * A partition must not depend on who happens to need it first: it and its indexes
+ * go to the archive's tablespace, and whatever the statements call, users' event
+ * triggers included, finds the same settings each time.  Only the timeouts are
+ * still the caller's, because they limit what the call may take.
  */
 static void
 pin_settings(const char *tablespace)
 {
-	set_for_partition("search_path", "pg_catalog, pg_temp");
-	set_for_partition("default_table_access_method", "heap");
-	set_for_partition("default_tablespace", tablespace);
-	set_for_partition("default_toast_compression", "pglz");
-	set_for_partition("client_min_messages", "warning");
-	set_for_partition("check_function_bodies", "on");
-	set_for_partition("row_security", "on");
-	set_for_partition("standard_conforming_strings", "on");
-	set_for_partition("DateStyle", "ISO, YMD");
-	set_for_partition("IntervalStyle", "postgres");
-	set_for_partition("TimeZone", "UTC");
-	set_for_partition("bytea_output", "hex");
-	set_for_partition("extra_float_digits", "1");
-	set_for_partition("transform_null_equals", "off");
-	set_for_partition("quote_all_identifiers", "off");
+	static const char *const pinned[][2] = {
+		{"search_path", "pg_catalog, pg_temp"},
+		{"default_table_access_method", "heap"},
+		{"default_toast_compression", "pglz"},
+		{"client_min_messages", "warning"},
+		{"check_function_bodies", "on"},
+		{"row_security", "on"},
+		{"standard_conforming_strings", "on"},
+		{"transform_null_equals", "off"},
+		{"quote_all_identifiers", "off"},
+		{"DateStyle", "ISO, MDY"},
+		{"IntervalStyle", "postgres"},
+		{"TimeZone", "UTC"},
+		{"bytea_output", "hex"},
+		{"extra_float_digits", "1"},
+	};
+
+	for (int i = 0; i < lengthof(pinned); i++)
+		pin_setting(pinned[i][0], pinned[i][1]);
+	pin_setting("default_tablespace", tablespace);
 }
 
 /*
@@ -214,10 +219,11 @@ make_partition(int keep, int64 day)
 	run_utility(psprintf("CREATE TABLE outbox.%s (LIKE outbox.archive"
 						 " INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
 						 " INCLUDING COMMENTS)", name));
-	run_utility(psprintf("CREATE INDEX %s_id_idx ON outbox.%s (id)"
-						 " WITH (deduplicate_items = off)", name, name));
-	run_utility(psprintf("CREATE INDEX %s_message_id_idx ON outbox.%s (message_id)"
-						 " WITH (deduplicate_items = off)", name, name));
+	/* the server finds names, since a detached partition may still have them */
+	run_utility(psprintf("CREATE INDEX ON outbox.%s (id)"
+						 " WITH (deduplicate_items = off)", name));
+	run_utility(psprintf("CREATE INDEX ON outbox.%s (message_id)"
+						 " WITH (deduplicate_items = off)", name));
 	run_utility(psprintf("ALTER TABLE outbox.archive ATTACH PARTITION outbox.%s"
 						 " FOR VALUES FROM (%d, '%s') TO (%d, '%s')",
 						 name, keep, from, keep, to));

@@ -49,8 +49,9 @@ find_relation(Oid namespace, const char *name)
 	return relid;
 }
 
-static Oid
-relation_owner(Oid relid)
+/* Whose the relation is. */
+Oid
+outbox_relation_owner(Oid relid)
 {
 	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
 	Oid			owner;
@@ -128,7 +129,7 @@ outbox_catalog(void)
 	catalog.instances = find_relation(nsp, "instances");
 	catalog.instances_pkey = find_relation(nsp, "instances_pkey");
 	catalog.message = find_relation(nsp, "message");
-	catalog.owner = relation_owner(catalog.stores[OUTBOX_QUEUE].table);
+	catalog.owner = outbox_relation_owner(catalog.stores[OUTBOX_QUEUE].table);
 	/* what was invalidated meanwhile is looked up again the next time */
 	catalog_valid = seen == ninvalidations;
 	return &catalog;

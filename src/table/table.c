@@ -27,26 +27,13 @@
 #include "access/htup_details.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/index.h"
-#include "catalog/namespace.h"
-#include "catalog/pg_am.h"
-#include "catalog/pg_class.h"
-#include "catalog/pg_trigger.h"
-#include "commands/trigger.h"
-#include "miscadmin.h"
-#include "nodes/primnodes.h"
-#include "storage/lmgr.h"
 #include "storage/procarray.h"
-#include "utils/acl.h"
-#include "utils/fmgroids.h"
 #include "utils/guc.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/rls.h"
 #include "utils/snapmgr.h"
-#include "utils/syscache.h"
 
 #include "compat.h"
 #include "table/catalog.h"
@@ -138,6 +125,8 @@ open_table(OutboxTable *table, Relation rel, int natts, Oid parent, Oid as_role)
 	table->as_role = as_role;
 	table->info = info;
 	table->direct = may_write_directly(table);
+	if (!table->direct && OidIsValid(parent))
+		table->as_role = outbox_relation_owner(parent);
 	table->indexes = NULL;
 	table->context = CurrentMemoryContext;
 	table->batch = NULL;

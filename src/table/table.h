@@ -17,6 +17,9 @@
 /* Rows are inserted in batches of at most this many. */
 #define OUTBOX_BATCH_ROWS 64
 
+/* What is known of a table: table_info.h. */
+typedef struct OutboxTableInfo OutboxTableInfo;
+
 /* A table opened for writing; close it before the end of the call. */
 typedef struct OutboxTable
 {
@@ -26,7 +29,7 @@ typedef struct OutboxTable
 	int			nkeys;			/* how many of the first make the key */
 	Oid			parent;			/* of a partition, else invalid */
 	Oid			as_role;		/* who writes it by SQL; invalid: the caller */
-	struct OutboxTableInfo *info;
+	OutboxTableInfo *info;
 	Relation   *indexes;
 	bool		direct;			/* may be written without the executor */
 	MemoryContext context;		/* in which it was opened */

@@ -10,7 +10,6 @@
 
 #include "access/genam.h"
 #include "access/table.h"
-#include "access/xact.h"
 #include "catalog/index.h"
 #include "commands/trigger.h"
 #include "storage/lmgr.h"

@@ -20,7 +20,7 @@
  * changed, but replaced, and the old one stays until the end of the
  * transaction: so who has opened the table can rely on it.
  */
-typedef struct OutboxTableInfo
+struct OutboxTableInfo
 {
 	const char *broken;			/* why it cannot be written at all, or NULL */
 	const char *why_not;		/* why it is not written directly, or NULL */
@@ -34,10 +34,10 @@ typedef struct OutboxTableInfo
 	IndexInfo **index_infos;
 	AttrNumber *partial_on;		/* index only has rows where this is not null */
 	TupleDesc	desc;			/* our copy; made with the batch */
-	const struct OutboxTable *batch_user;	/* who uses the batch, */
+	const OutboxTable *batch_user;	/* who uses the batch, */
 	uint64		batch_xact;		/* unless that was an earlier transaction */
 	TupleTableSlot *batch[OUTBOX_BATCH_ROWS];
-} OutboxTableInfo;
+};
 
 extern void outbox_table_info_init(void);
 extern void outbox_table_info_xact_end(void);
