@@ -366,7 +366,7 @@ parse_check(Relation rel, const char *expression)
 	int			save_nestlevel = NewGUCNestLevel();
 
 	/* the names of functions and operators are the server's own */
-	(void) set_config_option("search_path", "pg_catalog", PGC_USERSET,
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 	statements = raw_parser(expression, RAW_PARSE_PLPGSQL_EXPR);
 	select = castNode(SelectStmt, linitial_node(RawStmt, statements)->stmt);
