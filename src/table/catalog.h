@@ -61,7 +61,7 @@ typedef struct OutboxCatalog
 
 extern void outbox_catalog_init(void);
 extern const OutboxCatalog *outbox_catalog(void);
-extern Oid outbox_relation_owner(Oid relid);
+extern Oid	outbox_relation_owner(Oid relid);
 extern const OutboxStore *outbox_store(OutboxStoreKind kind);
 
 #endif							/* OUTBOX_CATALOG_H */

@@ -115,7 +115,8 @@ outbox_keylock_decide(Oid relid, uint32 hash, OutboxKeyAttempt attempt,
 		if (TransactionIdIsValid(blocker))
 			outbox_xact_wait(blocker);
 		else
-			pg_usleep(RETRY_USECS); /* several have it locked, or it has changed */
+			pg_usleep(RETRY_USECS); /* several have it locked, or it has
+									 * changed */
 	}
 }
 

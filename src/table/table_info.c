@@ -204,7 +204,7 @@ static const OutboxTableInfo *
 known_info(Oid relid)
 {
 	OutboxTableEntry *entry = table_infos == NULL ? NULL :
-		hash_search(table_infos, &relid, HASH_FIND, NULL);
+	hash_search(table_infos, &relid, HASH_FIND, NULL);
 
 	return entry != NULL && entry->info_changes == entry->changes ?
 		entry->info : NULL;

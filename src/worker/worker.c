@@ -35,6 +35,7 @@
 
 #include "compat.h"
 #include "core/reap.h"
+#include "outbox.h"
 #include "queue/handler.h"
 #include "queue/policy.h"
 #include "shmem/directory.h"
