@@ -556,11 +556,46 @@ hop_along_lanes(OutboxTable *queue, OutboxListing *listing, bool in_memory,
 	return at_end;
 }
 
+static bool
+list_has(const LaneList *list, const OutboxPlace *place)
+{
+	for (int i = 0; i < list->n; i++)
+	{
+		if (outbox_place_equal(&list->places[i], place))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Give the lanes that a filter names a place in memory.  While only a few lanes
+ * are listed at a time, it could take long until these are among them.  (The
+ * lanes of tenants that are not named can only be found by listing.)
+ */
+static void
+add_named_lanes(OutboxListing *listing, const OutboxLaneFilter *filter,
+				LaneList *list)
+{
+	if (filter->namespace_hash == NULL || filter->topic_hashes == NULL)
+		return;
+	for (int i = 0; i < filter->ntopics; i++)
+	{
+		OutboxPlace place;
+
+		outbox_place_of_hashes(*filter->namespace_hash, filter->topic_hashes[i],
+							   filter->tenant_hash == NULL ? 0 :
+							   *filter->tenant_hash, &place);
+		CHECK_FOR_INTERRUPTS();
+		if (!outbox_listing_add(listing, &place) && !list_has(list, &place))
+			add_place(list, filter, &place);
+	}
+}
+
 /*
  * List lanes from the index, so that they have a place in memory; if that was
- * done before, and the caller does not want the whole list, only a few, of those
- * that have found no place.  Returns those without a place that pass the filter:
- * they must be scanned from their start.
+ * done before, and the caller does not want the whole list, only those that the
+ * filter names and a few more, of those that have found no place.  Returns those
+ * without a place that pass the filter: they must be scanned from their start.
  */
 void
 outbox_walk_list(OutboxTable *queue, const OutboxLaneFilter *filter, bool whole,
@@ -572,6 +607,7 @@ outbox_walk_list(OutboxTable *queue, const OutboxLaneFilter *filter, bool whole,
 	LaneList	list = {0};
 	OutboxPlace place;
 	int			next = 0;
+	int64		from;
 	bool		at_end;
 
 	*nuntracked = 0;
@@ -589,9 +625,14 @@ outbox_walk_list(OutboxTable *queue, const OutboxLaneFilter *filter, bool whole,
 		listing.from = PG_INT64_MIN;
 	}
 	at_end = hop_along_lanes(queue, &listing, in_memory, filter, &list);
+	/* the next listing goes on there, whatever else is added */
+	from = listing.from;
+	if (in_memory && !listing.whole)
+		add_named_lanes(&listing, filter, &list);
 	/* what we have moved ourselves may be the last there is in a lane */
 	while (in_memory && outbox_lane_next_moved_place(relid, &next, &place))
 		(void) outbox_listing_add(&listing, &place);
+	listing.from = from;
 	if (in_memory)
 		outbox_listing_end(&listing, at_end);
 	*untracked = list.places;

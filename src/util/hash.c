@@ -112,20 +112,31 @@ outbox_token_hash(const pg_uuid_t *owner)
 	return hash_bytes64(owner->data, UUID_LEN, 3) | 1;
 }
 
+/* Where messages lie whose namespace, topic and tenant (0: none) have these hashes. */
+void
+outbox_place_of_hashes(uint32 namespace_hash, uint32 topic_hash,
+					   uint64 tenant_hash, OutboxPlace *place)
+{
+	place->namespace_hash = namespace_hash;
+	place->topic_hash = topic_hash;
+	place->tenant_hash = tenant_hash;
+	place->lane = outbox_place_topic_key(place);
+	if (tenant_hash != 0)
+		place->lane = (int64) (spread_bits((uint64) place->lane +
+										   place->tenant_hash *
+										   UINT64CONST(0x9e3779b97f4a7c15)) &
+							   UINT64CONST(0x7FFFFFFFFFFFFFFF));
+}
+
 /* Where messages of this namespace, topic and tenant (or NULL) lie. */
 void
 outbox_place_of(const text *namespace, const text *topic,
 				const pg_uuid_t *tenant, OutboxPlace *place)
 {
-	place->namespace_hash = outbox_namespace_hash(namespace);
-	place->topic_hash = outbox_topic_hash(topic);
-	place->tenant_hash = tenant == NULL ? 0 : outbox_tenant_hash(tenant);
-	place->lane = outbox_place_topic_key(place);
-	if (tenant != NULL)
-		place->lane = (int64) (spread_bits((uint64) place->lane +
-										   place->tenant_hash *
-										   UINT64CONST(0x9e3779b97f4a7c15)) &
-							   UINT64CONST(0x7FFFFFFFFFFFFFFF));
+	outbox_place_of_hashes(outbox_namespace_hash(namespace),
+						   outbox_topic_hash(topic),
+						   tenant == NULL ? 0 : outbox_tenant_hash(tenant),
+						   place);
 }
 
 uint32

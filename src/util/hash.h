@@ -25,6 +25,8 @@ typedef struct OutboxPlace
 extern int64 outbox_topic_key(const text *namespace, const text *topic);
 extern void outbox_place_of(const text *namespace, const text *topic,
 							const pg_uuid_t *tenant, OutboxPlace *place);
+extern void outbox_place_of_hashes(uint32 namespace_hash, uint32 topic_hash,
+								   uint64 tenant_hash, OutboxPlace *place);
 extern uint32 outbox_namespace_hash(const text *namespace);
 extern uint32 outbox_topic_hash(const text *topic);
 extern uint64 outbox_tenant_hash(const pg_uuid_t *tenant);

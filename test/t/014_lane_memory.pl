@@ -1,0 +1,42 @@
+# Claims find what there is when shared memory has no room for all topics.
+
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::RealBin;
+use OutboxTest;
+use Test::More;
+
+my $node = new_node('lane_memory', preload => 1, conf => "outbox.lane_memory = '1MB'\noutbox.databases = ''\n");
+my $dbh = connect_to($node);
+my $owner = owner(1);
+
+sub claim_ids
+{
+	my ($topics) = @_;
+	return scalar @{ $dbh->selectcol_arrayref(
+		"SELECT id FROM outbox.claim('$owner', 300, 100, 'default', ?)", undef, $topics) };
+}
+
+# more topics than there is room for, all with a message; and one that comes last
+$dbh->do(q(SELECT count(outbox.enqueue('t' || i, 'p')) FROM generate_series(1, 10000) i));
+$dbh->do(q(SELECT outbox.enqueue_many('late', array_fill('p'::text, ARRAY[250]))));
+$dbh->do(q(SELECT outbox.enqueue_many('later', array_fill('p'::text, ARRAY[50]))));
+is(value($dbh, 'SELECT lanes_in_use = lanes FROM outbox._library()'), 1, 'the memory is full');
+
+is_deeply([ map { claim_ids(['late']) } 1 .. 4 ], [ 100, 100, 50, 0 ],
+	'claims that name a topic without a place in memory find all it has');
+is(claim_ids([ 'none', 'later', 't9999' ]), 51, 'and so if they name more topics');
+
+# claims over all topics get there in time
+my $got = 0;
+for (1 .. 10_000)
+{
+	$got += claim_ids(undef);
+	last if $got == 9_999;
+}
+is($got, 9_999, 'claims over all topics find the rest');
+
+$dbh->disconnect;
+$node->stop;
+done_testing();
