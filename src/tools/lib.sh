@@ -127,28 +127,45 @@ make_folder() {
     mkdir "$SANDBOX/run"
 }
 
+# build_in FOLDER PREFIX: build what is in its src, and install it in a copy of
+# the server, in its inst.
+build_in() {
+    local folder
+    for folder in "$2" "$("$PG_CONFIG" --sharedir)"; do
+        [ ! -e "$1/inst$folder" ] || continue
+        mkdir -p "$1/inst$folder"
+        cp -a "$folder/." "$1/inst$folder"
+    done
+    make -s -C "$1/src" PG_CONFIG="$PG_CONFIG" all
+    make -s -C "$1/src" PG_CONFIG="$PG_CONFIG" DESTDIR="$1/inst" install >/dev/null
+}
+
 # Make the sandbox: sources, build, and a copy of the server around it.
 make_sandbox() {
-    local prefix=${OUTBOX_SERVER:-/usr/lib/postgresql/$PGVERSION} folder
+    local prefix=${OUTBOX_SERVER:-/usr/lib/postgresql/$PGVERSION}
     PG_CONFIG=$prefix/bin/pg_config
     make_folder
     mkdir "$SANDBOX/src"
     tar -C "$TOP" --exclude=.git --exclude='*.o' --exclude='*.so' --exclude='./outbox--*.sql' -cf - . |
         tar -C "$SANDBOX/src" -xf - --no-same-owner
-    for folder in "$prefix" "$("$PG_CONFIG" --sharedir)"; do
-        [ ! -e "$SANDBOX/inst$folder" ] || continue
-        mkdir -p "$SANDBOX/inst$folder"
-        cp -a "$folder/." "$SANDBOX/inst$folder"
-    done
     BINDIR=$SANDBOX/inst$prefix/bin
     PGXS=$(dirname "$("$PG_CONFIG" --pgxs)")/../..
-    make -s -C "$SANDBOX/src" PG_CONFIG="$PG_CONFIG" all
-    make -s -C "$SANDBOX/src" PG_CONFIG="$PG_CONFIG" DESTDIR="$SANDBOX/inst" install >/dev/null
+    build_in "$SANDBOX" "$prefix"
     if [ "$(id -u)" = 0 ]; then
         chown -R postgres: "$SANDBOX/run" "$SANDBOX/src"
     fi
     export PG_CONFIG PATH="$BINDIR:$PATH" PGHOST="$SANDBOX/run" PGUSER=postgres PGDATABASE=postgres
     unset PGPORT PGSERVICE PGOPTIONS PGPASSWORD 2>/dev/null || true
+}
+
+# Build another revision beside it.
+make_other() {
+    local prefix=${OUTBOX_SERVER:-/usr/lib/postgresql/$PGVERSION} other=$SANDBOX/other
+    mkdir -p "$other/src"
+    git -C "$TOP" archive "$1" | tar -C "$other/src" -xf - --no-same-owner ||
+        die "there is no revision $1"
+    OTHER_BINDIR=$other/inst$prefix/bin
+    build_in "$other" "$prefix"
 }
 
 leave_sandbox() {

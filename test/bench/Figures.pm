@@ -6,7 +6,7 @@ use warnings;
 
 use Exporter 'import';
 
-our @EXPORT = qw(in_turn median ratio reached
+our @EXPORT = qw(in_turn only median ratio reached
   per_second us ms bytes count_text);
 
 # The figures of each side: the sides are run in turn, and again, and again, so
@@ -21,6 +21,13 @@ sub in_turn
 		push @{ $figures{$_} }, $side{$_}->() for $round % 2 ? @names : reverse @names;
 	}
 	return \%figures;
+}
+
+# One figure of sides that have several, by name.
+sub only
+{
+	my ($key, $figures) = @_;
+	return { map { $_ => [ map { $_->{$key} } @{ $figures->{$_} } ] } keys %$figures };
 }
 
 sub ratio

@@ -16,11 +16,14 @@ use POSIX ();
 use Time::HiRes;
 
 our @EXPORT = qw(connect_to create_template fresh_database drop_databases
-  checkpoint start_client go result finish run_client metered);
+  checkpoint start_client go result finish run_client metered server_cpu
+  on_server once);
 
-my $admin;			# a connection for all that needs no database of its own
-my $postmaster;
-my %templates;
+# What is remembered of each server, by its port:
+#	admin		a connection for all that needs no database of its own
+#	postmaster	its process
+#	made		what was made there once; see once()
+my %servers;
 
 sub connect_to
 {
@@ -30,9 +33,32 @@ sub connect_to
 			pg_server_prepare => 0 });
 }
 
+# The server in use: the one at $PGHOST and $PGPORT.
+sub server
+{
+	return $servers{ $ENV{PGPORT} // '' } //= {};
+}
+
+# Run code on another server.
+sub on_server
+{
+	my ($port, $code) = @_;
+	local $ENV{PGPORT} = $port;
+	return $code->();
+}
+
+# What the code returns; it runs at the first call for this name on a server.
+sub once
+{
+	my ($name, $code) = @_;
+	my $made = server()->{made} //= {};
+	$made->{$name} = $code->() unless exists $made->{$name};
+	return $made->{$name};
+}
+
 sub admin
 {
-	return $admin //= connect_to('postgres');
+	return server()->{admin} //= connect_to('postgres');
 }
 
 sub value
@@ -48,11 +74,12 @@ sub value
 sub create_template
 {
 	my ($name, $make) = @_;
-	return if $templates{$name};
-	drop_databases($name);
-	admin()->do("CREATE DATABASE $name TEMPLATE template0");
-	$make->($name);
-	$templates{$name} = 1;
+	once("template $name", sub {
+		drop_databases($name);
+		admin()->do("CREATE DATABASE $name TEMPLATE template0");
+		$make->($name);
+		return 1;
+	});
 	return;
 }
 
@@ -158,7 +185,7 @@ sub wal_position
 # CPU seconds of the server so far: its processes, and those that have ended.
 sub server_cpu
 {
-	$postmaster //= value(
+	my $postmaster = server()->{postmaster} //= value(
 		q{SELECT split_part(pg_read_file('postmaster.pid'), E'\n', 1)});
 	my $ticks = POSIX::sysconf(POSIX::_SC_CLK_TCK());
 	my $total = 0;

@@ -84,6 +84,9 @@ $systems{'sql-delete'} = {
 	finished => 'SELECT count(*) = 0 AND ? > 0 FROM sqlq.queue',
 };
 
+# the same for other claims and for streams; see drive.c
+$systems{'outbox-streams'} = { %{ $systems{outbox} }, drain => driver_drain('outbox-streams') };
+
 $systems{'outbox-node'}{version} = $systems{outbox}{version};
 $systems{'pg-boss-few'} = {
 	%{ $systems{'pg-boss'} },

@@ -8,10 +8,14 @@
  *	drive fill SYSTEM COUNT BATCH				enqueue, BATCH in a transaction
  *	drive drain SYSTEM CONNS BATCH [LIMIT]		take and finish until none is left,
  *												or LIMIT were had by each
- *	drive pump SYSTEM RATE SECONDS				enqueue at a rate, and drain
+ *	drive pump SYSTEM RATE SECONDS WINDOWS		enqueue at a rate, and drain
+ *	drive wait SYSTEM CONNS TOPICS RATE SECONDS	enqueue at a rate, for claims
+ *												that wait
  *	drive call CONNS COUNT PER_XACT STATEMENT	repeat a statement
  *
- * SYSTEM is one of systems[] below; $1 in STATEMENT stands for a payload.
+ * SYSTEM is one of systems[] below; $1 in STATEMENT stands for a payload. With
+ * DRIVE_SECONDS in the environment, drain and call end after that time, done or
+ * not.
  *
  * When the connections are there it says "ready", and waits for a line; then
  * it does its work, and says what came of it, as name=value on one line; then
@@ -30,14 +34,16 @@
 
 #include <libpq-fe.h>
 
-#define MAX_CONNS 64
-#define WINDOW_SECONDS 10		/* how long the pump's percentiles span */
-#define MAX_WINDOWS 64
+#define MAX_CONNS 1024
+#define MAX_WINDOWS 16			/* of the pump, in which it has percentiles */
 #define PUMP_CONNS 2			/* producers, and as many consumers */
 #define PUMP_PRODUCE 10			/* messages a transaction */
 #define PUMP_CLAIM 100
 #define IDLE_US 2000			/* a consumer's rest when it found little */
 #define WARMUP_CLAIMS 5			/* not timed */
+#define WAIT_MS "60000"			/* of a claim that waits */
+#define WARMUP_WAITS 8			/* then plans are generic ones */
+#define GRACE_SECONDS 10		/* for what is on its way at the end */
 #define PAYLOAD_LENGTH 200
 
 typedef struct System
@@ -50,6 +56,9 @@ typedef struct System
 	const char *settle;			/* $1 owner, $2 ids; or $1 batch */
 	const char *produce;		/* $1 payloads */
 	const char *produced;		/* called after it, or NULL */
+	const char *wait;			/* $1 owner, $2 topic, $3 ms. Columns: the id
+								 * and the payload of one message, or NULL */
+	const char *produce_one;	/* $1 topic, $2 payload, or NULL */
 } System;
 
 #define SQLQ_CLAIM \
@@ -66,13 +75,45 @@ typedef struct System
 	"INSERT INTO sqlq.queue (topic, payload)" \
 	" SELECT 'bench', p FROM unnest($1::text[]) p"
 
+#define OUTBOX_CLAIM(topics) \
+	"SELECT id, payload FROM outbox.claim($1::uuid, 300, $2::int," \
+	" 'default', " topics ")"
+#define OUTBOX_SETTLE "SELECT outbox.ack($1::uuid, $2::bigint[])"
+#define OUTBOX_PRODUCE "SELECT outbox.enqueue_many('bench', $1::text[])"
+
 static const System systems[] = {
 	{
 		.name = "outbox",
-		.claim = "SELECT id, payload FROM outbox.claim($1::uuid, 300, $2::int,"
-		" 'default', ARRAY['bench'])",
-		.settle = "SELECT outbox.ack($1::uuid, $2::bigint[])",
-		.produce = "SELECT outbox.enqueue_many('bench', $1::text[])"
+		.claim = OUTBOX_CLAIM("ARRAY['bench']"),
+		.settle = OUTBOX_SETTLE,
+		.produce = OUTBOX_PRODUCE,
+		.wait = "SELECT id, payload FROM outbox.claim($1::uuid, 300, 1,"
+		" 'default', ARRAY[$2::text], wait_ms => $3::int)",
+		.produce_one = "SELECT outbox.enqueue($1::text, $2::text)"
+	},
+	{
+		/* over all topics */
+		.name = "outbox-all",
+		.claim = OUTBOX_CLAIM("NULL"),
+		.settle = OUTBOX_SETTLE,
+		.produce = OUTBOX_PRODUCE
+	},
+	{
+		/* over a hundred topics */
+		.name = "outbox-hundred",
+		.claim = OUTBOX_CLAIM("ARRAY(SELECT 'h' || i"
+							  " FROM generate_series(0, 99) i)"),
+		.settle = OUTBOX_SETTLE,
+		.produce = OUTBOX_PRODUCE
+	},
+	{
+		/* each transaction enqueues to one of 200 streams */
+		.name = "outbox-streams",
+		.claim = OUTBOX_CLAIM("ARRAY['bench']"),
+		.settle = OUTBOX_SETTLE,
+		.produce = "SELECT outbox.enqueue_many('bench', $1::text[],"
+		" stream_id => ('20000000-0000-4000-8000-'"
+		" || lpad(floor(random() * 200)::text, 12, '0'))::uuid)"
 	},
 	{
 		.name = "sql-keep",
@@ -114,6 +155,7 @@ typedef struct Worker
 	long		messages;
 	long		calls;
 	Samples		window[MAX_WINDOWS];	/* the pump uses more than one */
+	long		finished[MAX_WINDOWS];	/* messages in them */
 } Worker;
 
 static const System *sys;
@@ -122,8 +164,12 @@ static int	batch;				/* messages a transaction */
 static long count;				/* of messages or calls, each worker */
 static long rate;				/* messages a second, all producers */
 static int	seconds;			/* 0: as long as it takes */
+static double window_seconds;	/* how long the pump's percentiles span */
+static double limit_seconds;	/* 0: none */
+static int	ntopics;
 static bool call_has_payload;
 static volatile bool stop;
+static volatile long delivered; /* to claims that wait */
 static double started;
 static Worker workers[MAX_CONNS];
 static Worker producers[PUMP_CONNS];
@@ -228,6 +274,13 @@ execute(PGconn *conn, const char *name, int nparams, const char *const *params)
 									  0));
 }
 
+/* Has it lasted as long as it may? */
+static bool
+out_of_time(void)
+{
+	return limit_seconds > 0 && now() - started > limit_seconds;
+}
+
 static void
 run_command(PGconn *conn, const char *command)
 {
@@ -258,6 +311,8 @@ connect_worker(Worker *worker, int number)
 		prepare(worker->conn, "settle", sys->settle);
 		prepare(worker->conn, "produce", sys->produce);
 		prepare(worker->conn, "produced", sys->produced);
+		prepare(worker->conn, "wait", sys->wait);
+		prepare(worker->conn, "produce_one", sys->produce_one);
 	}
 }
 
@@ -365,11 +420,14 @@ id_array(const PGresult *result)
 
 /* Claims that found something count, once the backend has its plans. */
 static void
-note_claim(Worker *worker, double from)
+note_claim(Worker *worker, double from, int messages)
 {
-	int			window = seconds > 0 ? (int) ((from - started) / WINDOW_SECONDS) : 0;
+	int			window = window_seconds > 0 ? (int) ((from - started) / window_seconds) : 0;
 
-	if (worker->calls++ >= WARMUP_CLAIMS && window < MAX_WINDOWS)
+	if (window >= MAX_WINDOWS)
+		return;
+	worker->finished[window] += messages;
+	if (worker->calls++ >= WARMUP_CLAIMS)
 		add_sample(&worker->window[window], (now() - from) * 1000);
 }
 
@@ -390,7 +448,7 @@ take_and_finish_leases(Worker *worker)
 	{
 		char	   *ids = id_array(result);
 
-		note_claim(worker, from);
+		note_claim(worker, from, n);
 		params[1] = ids;
 		PQclear(execute(worker->conn, "settle", 2, params));
 		free(ids);
@@ -414,7 +472,7 @@ take_and_finish_batch(Worker *worker)
 
 		n = PQntuples(result);
 		PQclear(result);
-		note_claim(worker, from);
+		note_claim(worker, from, n);
 		PQclear(execute(worker->conn, "settle", 1, params));
 	}
 	PQclear(opened);
@@ -437,7 +495,7 @@ drain(void *arg)
 {
 	Worker	   *worker = arg;
 
-	while ((count == 0 || worker->messages < count) &&
+	while ((count == 0 || worker->messages < count) && !out_of_time() &&
 		   take_and_finish(worker) >= 0)
 		;
 	return NULL;
@@ -455,6 +513,94 @@ consume(void *arg)
 }
 
 /* ---------------------------------------------------------------------- */
+/* Waiting                                                                */
+/* ---------------------------------------------------------------------- */
+
+/* Wait for one message, and finish it; false if none came. */
+static bool
+wait_and_finish(Worker *worker, const char *topic, const char *ms)
+{
+	const char *params[3] = {worker->owner, topic, ms};
+	PGresult   *result = execute(worker->conn, "wait", 3, params);
+	double		returned = now();
+	bool		found = PQntuples(result) > 0;
+	char	   *ids = id_array(result);
+
+	if (found)
+	{
+		/* the payload says when its enqueue began */
+		double		sent = atof(PQgetvalue(result, 0, 1));
+
+		if (sent > 0)
+			add_sample(&worker->window[0], (returned - sent) * 1000);
+	}
+	params[1] = ids;
+	PQclear(execute(worker->conn, "settle", 2, params));
+	free(ids);
+	PQclear(result);
+	return found;
+}
+
+static void
+topic_name(char *to, int number)
+{
+	sprintf(to, "w%d", number % ntopics);
+}
+
+/* Enqueue a message that says when. */
+static void
+send_message(Worker *worker, int number)
+{
+	char		topic[16];
+	char		payload[PAYLOAD_LENGTH + 1];
+	const char *params[2] = {topic, payload};
+
+	topic_name(topic, number);
+	memset(payload, ' ', PAYLOAD_LENGTH);
+	payload[PAYLOAD_LENGTH] = '\0';
+	payload[sprintf(payload, "%.6f", now())] = ' ';
+	PQclear(execute(worker->conn, "produce_one", 2, params));
+}
+
+/*
+ * Do the same work before anything is measured, so that a backend has its plans
+ * and caches.
+ */
+static void *
+warm_up(void *arg)
+{
+	Worker	   *worker = arg;
+	int			number = (int) (worker - workers);
+	char		topic[16];
+
+	topic_name(topic, number);
+	for (int i = 0; i < WARMUP_WAITS; i++)
+	{
+		send_message(worker, number);
+		/* a claim may return empty before its time */
+		while (!wait_and_finish(worker, topic, WAIT_MS))
+			;
+	}
+	worker->window[0].n = 0;
+	return NULL;
+}
+
+static void *
+wait_for_messages(void *arg)
+{
+	Worker	   *worker = arg;
+	char		topic[16];
+
+	topic_name(topic, (int) (worker - workers));
+	for (;;)
+	{
+		if (wait_and_finish(worker, topic, WAIT_MS))
+			__atomic_add_fetch(&delivered, 1, __ATOMIC_SEQ_CST);
+	}
+	return NULL;
+}
+
+/* ---------------------------------------------------------------------- */
 /* Calling                                                                */
 /* ---------------------------------------------------------------------- */
 
@@ -466,7 +612,8 @@ call(void *arg)
 	const char *params[1] = {payload};
 
 	write_payload(payload, 0);
-	for (worker->calls = 0; worker->calls < count; worker->calls++)
+	for (worker->calls = 0; worker->calls < count && !out_of_time();
+		 worker->calls++)
 	{
 		double		from = now();
 
@@ -538,10 +685,12 @@ report_end(void)
 static void
 run_alike(void *(*run) (void *))
 {
+	const char *limit = getenv("DRIVE_SECONDS");
 	double		elapsed;
 	long		messages;
 	Samples		all;
 
+	limit_seconds = limit != NULL ? atof(limit) : 0;
 	await_start();
 	start_workers(workers, nconns, run);
 	messages = finish_workers(workers, nconns);
@@ -554,11 +703,14 @@ run_alike(void *(*run) (void *))
 }
 
 static void
-run_pump(void)
+run_pump(int windows)
 {
 	long		messages;
 	long		produced;
 
+	if (windows < 1 || windows > MAX_WINDOWS)
+		die("windows must be 1 to %d", MAX_WINDOWS);
+	window_seconds = (double) seconds / windows;
 	nconns = PUMP_CONNS;
 	batch = PUMP_CLAIM;
 	connect_workers(workers, nconns);
@@ -572,12 +724,68 @@ run_pump(void)
 	messages = finish_workers(workers, nconns);
 	printf("messages=%ld produced=%ld seconds=%d p50_ms=", messages, produced,
 		   seconds);
-	for (int w = 0; w < seconds / WINDOW_SECONDS && w < MAX_WINDOWS; w++)
+	for (int w = 0; w < windows; w++)
 	{
 		Samples		all = collect_window(w);
 
 		printf("%s%.4f", w > 0 ? "," : "", percentile(&all, 0.5));
 	}
+	printf(" finished=");
+	for (int w = 0; w < windows; w++)
+	{
+		long		finished = 0;
+
+		for (int i = 0; i < nconns; i++)
+			finished += workers[i].finished[w];
+		printf("%s%ld", w > 0 ? "," : "", finished);
+	}
+	report_end();
+}
+
+/*
+ * Claims wait, and one connection enqueues at the rate. Ends when all messages
+ * are there, while the claims wait still: the server sees them gone when their
+ * database is dropped. With no rate nothing is enqueued.
+ */
+static void
+run_waiters(void)
+{
+	Worker	   *producer = &producers[0];
+	double		elapsed;
+	double		enough;
+	Samples		all;
+
+	connect_workers(workers, nconns);
+	connect_workers(producers, 1);
+	start_workers(workers, nconns, warm_up);
+	finish_workers(workers, nconns);
+	start_workers(workers, nconns, wait_for_messages);
+	sleep(2);
+	await_start();
+	while ((elapsed = now() - started) < seconds)
+	{
+		double		ahead = rate > 0 ? (double) producer->messages / rate - elapsed
+		: seconds - elapsed;
+
+		if (ahead > 0)
+			usleep((useconds_t) (ahead * 1e6));
+		if (rate > 0)
+		{
+			/* not in the order in which the claims began */
+			send_message(producer, (int) (producer->messages * 7919 % ntopics));
+			producer->messages++;
+		}
+	}
+	enough = now() + GRACE_SECONDS;
+	while (delivered < producer->messages && now() < enough)
+		usleep(1000);
+	elapsed = now() - started;
+	if (delivered != producer->messages)
+		die("%ld of %ld messages were delivered", delivered, producer->messages);
+	all = collect_window(0);
+	printf("messages=%ld calls=%ld warmup=%d seconds=%.6f p50_ms=%.5f p99_ms=%.5f",
+		   delivered, all.n, nconns * WARMUP_WAITS, elapsed,
+		   percentile(&all, 0.5), percentile(&all, 0.99));
 	report_end();
 }
 
@@ -623,12 +831,21 @@ main(int argc, char **argv)
 		connect_workers(workers, nconns);
 		run_alike(drain);
 	}
-	else if (argc == 5 && strcmp(command, "pump") == 0)
+	else if (argc == 6 && strcmp(command, "pump") == 0)
 	{
 		find_system(argv[2]);
 		rate = atol(argv[3]);
 		seconds = atoi(argv[4]);
-		run_pump();
+		run_pump(atoi(argv[5]));
+	}
+	else if (argc == 7 && strcmp(command, "wait") == 0)
+	{
+		find_system(argv[2]);
+		set_connections(argv[3]);
+		ntopics = atoi(argv[4]);
+		rate = atol(argv[5]);
+		seconds = atoi(argv[6]);
+		run_waiters();
 	}
 	else if (argc == 6 && strcmp(command, "call") == 0)
 	{
@@ -644,7 +861,8 @@ main(int argc, char **argv)
 	else
 		die("usage: drive fill SYSTEM COUNT BATCH\n"
 			"       drive drain SYSTEM CONNS BATCH [LIMIT]\n"
-			"       drive pump SYSTEM RATE SECONDS\n"
+			"       drive pump SYSTEM RATE SECONDS WINDOWS\n"
+			"       drive wait SYSTEM CONNS TOPICS RATE SECONDS\n"
 			"       drive call CONNS COUNT PER_XACT STATEMENT");
 	return 0;
 }
