@@ -13,7 +13,8 @@
  * A table is doubtful in a transaction that has done something to it of which
  * the lanes cannot know: TRUNCATE, or writing rows where the memory could not be
  * reached.  Scans of a doubtful table in this transaction use no memory, and the
- * table's epoch is raised at the transaction's end, whichever way.
+ * table's epoch is raised at the transaction's end, whichever way, and when it is
+ * rolled back to a savepoint.
  */
 #include "postgres.h"
 
@@ -445,6 +446,17 @@ end_claim(const Claim *claim, TransactionId top, OutboxXactEnd end)
 						  claim->nmessages, end);
 }
 
+/* What others know of the tables that are doubtful may be wrong from now on. */
+static void
+raise_doubtful(void)
+{
+	for (int i = 0; i < ntables; i++)
+	{
+		if (tables[i].doubtful)
+			outbox_epoch_raise(tables[i].relid);
+	}
+}
+
 /* The transaction has ended, or was prepared. */
 void
 outbox_lane_xact_end(OutboxXactEnd end)
@@ -453,16 +465,8 @@ outbox_lane_xact_end(OutboxXactEnd end)
 
 	if (nwatches > 0)
 		call_off(0);
-	for (int i = 0; i < ntables; i++)
-	{
-		if (tables[i].doubtful)
-			outbox_epoch_raise(tables[i].relid);
-	}
-
-	/*
-	 * if it was prepared, they look, and find that its end will not be
-	 * reported
-	 */
+	raise_doubtful();
+	/* if it was prepared, they find that its end will not be reported */
 	for (int i = 0; i < ntables && TransactionIdIsValid(top); i++)
 		outbox_lanes_unblock(tables[i].relid, outbox_full_xid(top), true);
 	for (int i = 0; i < nclaims; i++)
@@ -496,6 +500,7 @@ outbox_lane_subxact_abort(void)
 			end_claim(&claims[i], top, OUTBOX_XACT_ABORTED);
 	}
 	nclaims = n;
+	raise_doubtful();
 	for (int i = 0; i < ntables && TransactionIdIsValid(top); i++)
 		outbox_lanes_unblock(tables[i].relid, outbox_full_xid(top), false);
 }
