@@ -20,6 +20,8 @@
 #include "queue/message_find.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
+#include "shmem/agenda.h"
+#include "shmem/directory.h"
 #include "shmem/lane_memory.h"
 #include "shmem/posts.h"
 #include "shmem/shmem.h"
@@ -285,4 +287,43 @@ outbox_message_locker(PG_FUNCTION_ARGS)
 	if (!TransactionIdIsValid(locker))
 		PG_RETURN_NULL();
 	PG_RETURN_TRANSACTIONID(locker);
+}
+
+/*
+ * outbox._lanes(store regclass, OUT ...) RETURNS SETOF record
+ *		What shared memory knows of the lanes of a live table.
+ */
+PG_FUNCTION_INFO_V1(outbox_lanes_sql);
+Datum
+outbox_lanes_sql(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	OutboxAgenda agenda;
+	OutboxLane *lanes;
+	int			n;
+
+	InitMaterializedSRF(fcinfo, 0);
+	n = outbox_agenda_copy(PG_GETARG_OID(0), &agenda, &lanes);
+	for (int i = 0; i < n; i++)
+	{
+		const OutboxLane *lane = &lanes[i];
+		Datum		values[] = {
+			Int64GetDatum(lane->place.lane),
+			Int64GetDatum((int64) lane->token),
+			BoolGetDatum(outbox_agenda_is_complete(&agenda)),
+			TimestampTzGetDatum(lane->cursor.at),
+			Int64GetDatum(lane->cursor.id),
+			TimestampTzGetDatum(lane->next_due),
+			BoolGetDatum(lane->due),
+			BoolGetDatum(lane->called),
+			Int32GetDatum(lane->nduemarks),
+			Int32GetDatum(lane->npending),
+			BoolGetDatum(lane->leases_known),
+			TimestampTzGetDatum(lane->used_at)
+		};
+		bool		isnull[lengthof(values)] = {false};
+
+		tuplestore_putvalues(result->setResult, result->setDesc, values, isnull);
+	}
+	return (Datum) 0;
 }

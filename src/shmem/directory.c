@@ -481,6 +481,39 @@ outbox_directory_next_due(Oid relid, const OutboxLaneFilter *filter,
 	return known;
 }
 
+/*
+ * Copy what is known of a table, and of its lanes, for people to look at; how many
+ * lanes.  -1 if nothing is known.
+ */
+int
+outbox_agenda_copy(Oid relid, OutboxAgenda *agenda, OutboxLane **lanes)
+{
+	int			max = 256;
+	int			n = 0;
+
+	/* they may become more while we make room for them */
+	for (;;)
+	{
+		OutboxAgenda *known;
+
+		*lanes = palloc_extended((Size) max * sizeof(OutboxLane), MCXT_ALLOC_HUGE);
+		known = outbox_agenda_lock(relid, LW_SHARED);
+		if (known == NULL)
+			return -1;
+		memcpy(agenda, known, sizeof(OutboxAgenda));
+		for (int lane = known->first_lane; lane != OUTBOX_NIL && n < max;
+			 lane = outbox_lane_at(lane)->store_next)
+			(*lanes)[n++] = *outbox_lane_at(lane);
+		LWLockRelease(&known->lock);
+		if (n >= agenda->nlanes)
+			return n;
+		pfree(*lanes);
+		max = agenda->nlanes + 256;
+		n = 0;
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
 /* When does the first lease in a database end?  DT_NOEND if there is none. */
 TimestampTz
 outbox_directory_next_lease(Oid dbid)

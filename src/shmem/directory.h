@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "shmem/agenda.h"
+#include "shmem/lane_memory.h"
 #include "util/hash.h"
 
 /* Four for each of 128 databases that are in use at a time. */
@@ -39,6 +40,8 @@ extern void outbox_directory_init(OutboxDirectory *directory, int tranche);
 extern OutboxAgenda *outbox_agenda_lock(Oid relid, LWLockMode mode);
 extern OutboxAgenda *outbox_agenda_lock_to_report(Oid relid);
 extern OutboxAgenda *outbox_agenda_by_number(int number);
+extern int	outbox_agenda_copy(Oid relid, OutboxAgenda *agenda,
+							   OutboxLane **lanes);
 extern bool outbox_agenda_is_complete(const OutboxAgenda *agenda);
 extern void outbox_directory_set_life(Oid relid, uint64 table_life);
 extern void outbox_directory_prepare(void);

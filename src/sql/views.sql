@@ -349,6 +349,31 @@ AS 'MODULE_PATHNAME', 'outbox_library';
 COMMENT ON FUNCTION outbox._library() IS
     'What the loaded library knows of itself.';
 
+-- _lanes(store)
+--     Returns what shared memory knows of the lanes of a live table, of those
+--     with a token of the parts of lanes: for those who look for an error.
+CREATE FUNCTION outbox._lanes(
+    store regclass,
+    OUT lane          bigint,
+    OUT token         bigint,
+    OUT complete      boolean,
+    OUT cursor_at     timestamptz,
+    OUT cursor_id     bigint,
+    OUT next_due      timestamptz,
+    OUT due           boolean,
+    OUT called        boolean,
+    OUT due_marks     integer,
+    OUT pending_marks integer,
+    OUT leases_known  boolean,
+    OUT used_at       timestamptz
+)
+RETURNS SETOF record
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_lanes_sql';
+
+COMMENT ON FUNCTION outbox._lanes(regclass) IS
+    'What shared memory knows of the lanes of a live table.';
+
 -- _written_tables()
 --     Returns the tables that the functions write, and of each what was added to
 --     it so that it is written by SQL; null if it is written directly. The archive
