@@ -106,6 +106,8 @@
 /* Before marks are copied to where they stay: not allocated under a lock. */
 static OutboxMarkCopy scratch[OUTBOX_SCAN_MARKS + 2 * OUTBOX_MAX_PENDING];
 
+static void found_recorded(OutboxLaneScan *scan, const OutboxRecord *record);
+
 /* ---------------------------------------------------------------------- */
 /* Beginning                                                              */
 /* ---------------------------------------------------------------------- */
@@ -141,6 +143,7 @@ take_orders(OutboxAgenda *agenda, int number, TimestampTz now,
 	if (scan->kind == OUTBOX_SCAN_CLAIM)
 	{
 		scan->scan_main = scan->token == 0 && lane->next_due <= now;
+		scan->called = lane->called;
 		lane->called = false;
 		lane->recheck_at = DT_NOEND;
 		outbox_agenda_rotate(agenda, number);
@@ -196,6 +199,8 @@ keep_orders(OutboxLaneScan *scan, TimestampTz now, int n)
 
 		if (!FullTransactionIdIsValid(xid) || outbox_xact_is_over(xid))
 			scan->marks[scan->nmarks++] = scratch[i];
+		else if (scan->called)
+			found_recorded(scan, &scratch[i].record);
 	}
 	next = 0;
 	while (scan->token == 0 && nown > 0 &&
@@ -282,7 +287,7 @@ add_found(OutboxLaneScan *scan, const OutboxRecord *record,
 	scan->found[scan->nfound++] =
 		OUTBOX_MAKE(OutboxFound, *record,
 					TransactionIdIsValid(blocker) ? outbox_full_xid(blocker) :
-					InvalidFullTransactionId, silent);
+					InvalidFullTransactionId, silent, false);
 }
 
 /*
@@ -299,7 +304,8 @@ extend_found(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
 	{
 		OutboxRecord *have = &scan->found[i].record;
 
-		if (FullTransactionIdEquals(have->xid, xid) &&
+		if (!scan->found[i].recorded &&
+			FullTransactionIdEquals(have->xid, xid) &&
 			at / USECS_PER_SEC == have->at / USECS_PER_SEC &&
 			key.at - have->hi.at <= near_usecs)
 		{
@@ -326,6 +332,28 @@ topmost(TransactionId xid)
 	return last_top;
 }
 
+/* Does nobody report the end of a transaction?  A prepared one has no process. */
+static bool
+ends_silently(TransactionId top)
+{
+	return BackendXidGetPid(top) == 0;
+}
+
+/*
+ * What is in a mark of the lane is still undecided.  A lane is called when one of
+ * the transactions that it waits for ends, and also when it was prepared; then it
+ * is forgotten that the lane waits for it, although its marks do so still.
+ */
+static void
+found_recorded(OutboxLaneScan *scan, const OutboxRecord *record)
+{
+	TransactionId top = topmost(XidFromFullTransactionId(record->xid));
+
+	Assert(scan->tracked && scan->kind == OUTBOX_SCAN_CLAIM);
+	add_found(scan, record, top, ends_silently(top));
+	scan->found[scan->nfound - 1].recorded = true;
+}
+
 /* The scan passes an entry whose fate another transaction decides. */
 void
 outbox_lane_found_undecided(OutboxLaneScan *scan, OutboxKey key,
@@ -336,8 +364,7 @@ outbox_lane_found_undecided(OutboxLaneScan *scan, OutboxKey key,
 
 	if (extend_found(scan, key, full, DT_NOBEGIN))
 		return;
-	/* a prepared transaction has no process */
-	add_found(scan, &record, topmost(xid), BackendXidGetPid(topmost(xid)) == 0);
+	add_found(scan, &record, topmost(xid), ends_silently(topmost(xid)));
 }
 
 /*
@@ -540,7 +567,8 @@ record_found(OutboxAgenda *agenda, int number, const OutboxLaneScan *scan,
 		if (!lane->leases_known && FullTransactionIdIsValid(record.xid) &&
 			record.at == DT_NOBEGIN)
 			record.at = now;
-		(void) outbox_lane_record(lane, &record);
+		if (!found->recorded)
+			(void) outbox_lane_record(lane, &record);
 		if (FullTransactionIdIsValid(found->blocker))
 			outbox_agenda_block(agenda, number, found->blocker, found->silent);
 	}

@@ -33,6 +33,7 @@ typedef struct OutboxFound
 	OutboxRecord record;
 	FullTransactionId blocker;	/* that must end before, by its topmost id */
 	bool		silent;			/* nobody reports that */
+	bool		recorded;		/* it is in a mark of the lane already */
 } OutboxFound;
 
 /* Keys that the owner "token" must visit; if shared, others may, too. */
@@ -56,6 +57,7 @@ typedef struct OutboxLaneScan
 	uint64		token;			/* of the part that is scanned; 0: the lane */
 	bool		tracked;		/* false: the lane learns nothing of it */
 	uint32		resets;			/* of the agenda when the scan began */
+	bool		called;			/* the lane had been called */
 	int			phase;			/* of the watch; -1: none */
 
 	/* to be visited */
