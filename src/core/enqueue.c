@@ -547,6 +547,8 @@ outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 		take_keys(messages, nmessages);
 		enqueuer.now = GetCurrentTimestamp();
 	}
+	/* first the table: when it is locked, the sequence is there */
+	outbox_store_open(&enqueuer.queue, store);
 	for (int i = 0; i < nmessages; i++)
 	{
 		if (messages[i].replayed_id != 0)
@@ -555,7 +557,6 @@ outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 			messages[i].id = nextval_internal(catalog->sequence, false);
 	}
 
-	outbox_store_open(&enqueuer.queue, store);
 	insert_streamless(&enqueuer, messages, nmessages);
 	if (any_stream)
 		insert_streams(&enqueuer, messages, nmessages);

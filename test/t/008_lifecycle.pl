@@ -263,6 +263,43 @@ Q
 	$long->disconnect;
 }
 
+# --- calls that wait for DROP EXTENSION are told what has happened
+{
+	my %calls = (
+		enqueue => "SELECT outbox.enqueue('t', 'p')",
+		claim => "SELECT outbox.claim('$anna')",
+		ack => "SELECT outbox.ack('$anna', '{1}')",
+		schedule_timer => "SELECT outbox.schedule_timer('t', 'p', now())");
+
+	for my $call (sort keys %calls)
+	{
+		my ($dropping, $waiting) = map { connect_to($node) } 1 .. 2;
+
+		# it has the function, and knows the tables
+		is_state($waiting, $calls{$call}, '', "$call works");
+		enqueue($dropping, 't', 'for a claim');
+		$dropping->do('BEGIN');
+		$dropping->do('DROP EXTENSION outbox CASCADE');
+		begin_call($waiting, $calls{$call});
+		ok(poll(sub { value($dropping, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = ?", $waiting->{pg_pid}) }), "$call waits for DROP EXTENSION");
+		$dropping->do('COMMIT');
+		like(end_call($waiting)->{state}, qr/^(42P01|3F000|42883)$/, "$call finds that the extension is gone");
+		$dropping->do('CREATE EXTENSION outbox');
+		$_->disconnect for $dropping, $waiting;
+	}
+	# the functions of triggers are for our tables only
+	$dbh->do('CREATE TABLE public.other (a integer)');
+	for my $function (qw(_queue_written _queue_changed _queue_truncated))
+	{
+		my ($when, $what) = $function =~ /truncated/ ? ('BEFORE TRUNCATE', 'STATEMENT') : $function =~ /written/ ? ('BEFORE INSERT', 'ROW') : ('AFTER INSERT', 'ROW');
+
+		$dbh->do("CREATE TRIGGER strange $when ON public.other FOR EACH $what EXECUTE FUNCTION outbox.$function()");
+		is_state($dbh, $what eq 'ROW' ? 'INSERT INTO public.other VALUES (1)' : 'TRUNCATE public.other', '42809', "$function on another table");
+		$dbh->do('DROP TRIGGER strange ON public.other');
+	}
+	$dbh->do('DROP TABLE public.other');
+}
+
 is_deeply([ grep { /PANIC|TRAP|terminated by signal|WARNING/ } split /\n/, slurp_file($node->logfile) ], [], 'the log is clean');
 check_indexes($node);
 $_->disconnect for @others, $dbh;
