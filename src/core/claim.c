@@ -20,6 +20,7 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -671,6 +672,8 @@ outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg,
 	Assert(claim->lease_seconds >= 1);
 	/* what this transaction did before is to be seen, and can be claimed */
 	CommandCounterIncrement();
+	/* policies may have changed; nothing else notices if all locks are held */
+	AcceptInvalidationMessages();
 	begin_claimer(&claimer);
 	outbox_merge_run(&claimer.merge);
 	end_claimer(&claimer);

@@ -12,7 +12,6 @@
 
 #include "access/xact.h"
 #include "portability/instr_time.h"
-#include "utils/inval.h"
 #include "utils/memutils.h"
 
 #include "core/claim.h"
@@ -59,8 +58,6 @@ look_and_sleep(const OutboxClaim *claim, bool registered, int wait_ms,
 		if (outbox_wait_sleep(registered, relid, began, wait_ms) !=
 			OUTBOX_AWAKE_CALLED)
 			return 0;
-		/* nothing else would do this, if we hold all locks already */
-		AcceptInvalidationMessages();
 	}
 }
 
