@@ -256,20 +256,25 @@ $dbh = connect_to($node);
 	nothing_stranded($small, 'another database');
 	is(pages($small, 'SELECT outbox.claim(?)', $anna), 0, 'another database: an empty claim looks at nothing') or note('lanes ' . join ' of ', reverse $dbh->selectrow_array('SELECT lanes, lanes_in_use FROM outbox._library()'));
 	$small->disconnect;
-
-	# workers leave a database, whatever it holds
-	$dbh->do("SELECT outbox.nack('$carl', array_agg(id), 'e', '1 h') FROM outbox.queue WHERE owner_token = '$carl'");
-	$dbh->do('CREATE DATABASE full_one TEMPLATE template0');
-	my $full = connect_to($node, db => 'full_one');
-	$full->do('CREATE EXTENSION outbox');
-	$full->do("SELECT count(outbox.enqueue('t' || i, 'x')) FROM generate_series(1, 3000) i");
-	$full->disconnect;
-	for my $db (qw(full_one small))
-	{
-		ok(poll(sub { $dbh->do("DROP DATABASE $db"); 1 }, 20), "$db can be dropped") or note($dbh->errstr);
-	}
-	is(count_of($dbh, "pg_stat_activity WHERE datname = 'full_one'"), 0, 'nobody is in it');
 }
+$dbh->disconnect;
+$node->stop;
+
+# --- workers leave a database, whatever it holds
+$node = new_node('leaving', conf => 'fsync = off');
+$dbh = connect_to($node);
+for my $ntopics (300, 3000)
+{
+	my $db = "topics$ntopics";
+
+	$dbh->do("CREATE DATABASE $db");
+	my $full = connect_to($node, db => $db);
+	$full->do('CREATE EXTENSION outbox');
+	$full->do("SELECT count(outbox.enqueue('t' || i, 'x')) FROM generate_series(1, $ntopics) i");
+	$full->disconnect;
+	ok(poll(sub { $dbh->do("DROP DATABASE $db"); 1 }, 30), "a database with $ntopics topics can be dropped");
+}
+is($node->safe_psql('postgres', "SELECT status FROM outbox.status() WHERE component = 'shared memory'"), 'used', 'and the memory is not full');
 $dbh->disconnect;
 $node->stop;
 
