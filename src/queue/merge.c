@@ -410,15 +410,15 @@ visit_in_turn(OutboxMerge *merge, int nlanes)
 /* The visit                                                              */
 /* ---------------------------------------------------------------------- */
 
-/* Lanes that have no place in memory. */
+/* Lanes that have no place in memory: a few, or all of them. */
 static void
-visit_untracked(OutboxMerge *merge)
+visit_untracked(OutboxMerge *merge, bool whole)
 {
 	OutboxPlace *untracked;
 	int			n;
 
 	merge->opens(merge->arg);
-	outbox_walk_list(merge->queue, merge->filter, false, &untracked, &n);
+	outbox_walk_list(merge->queue, merge->filter, whole, &untracked, &n);
 	for (int i = 0; i < n; i++)
 	{
 		OutboxPick *pick = palloc0_object(OutboxPick);
@@ -429,6 +429,7 @@ visit_untracked(OutboxMerge *merge)
 			add_source(merge, &source);
 	}
 	visit_sources(merge);
+	drop_lanes(merge);
 }
 
 /* Visit the lanes of which memory says that there is something to do in them. */
@@ -461,6 +462,9 @@ visit_tracked(OutboxMerge *merge)
  *
  * A scan takes only so many marks of a lane along; they are the last ones then,
  * so where more were due, and there is not enough, the lanes are visited again.
+ *
+ * Of lanes without memory a few have their turn in each call, so that they are not
+ * forgotten where the others always have enough; and all, where there is not enough.
  */
 void
 outbox_merge_run(OutboxMerge *merge)
@@ -469,10 +473,7 @@ outbox_merge_run(OutboxMerge *merge)
 	int			left;
 
 	if (outbox_walk_must_list(relid))
-	{
-		visit_untracked(merge);
-		drop_lanes(merge);
-	}
+		visit_untracked(merge, false);
 	if (!outbox_walk_uses_memory(relid))
 		return;
 	if (!merge->has_enough(merge->arg))
@@ -484,6 +485,9 @@ outbox_merge_run(OutboxMerge *merge)
 		merge->nleft = 0;
 		visit_tracked(merge);
 	}
+	if (!merge->has_enough(merge->arg) &&
+		outbox_walk_must_list_all(relid, merge->filter))
+		visit_untracked(merge, true);
 }
 
 void

@@ -492,6 +492,22 @@ outbox_walk_must_list(Oid relid)
 		listing.relid == InvalidOid : true;
 }
 
+/*
+ * When a claim has not found enough: may there be more in lanes that have no place
+ * in memory, and were not listed?  A lane that the filter names was looked up.
+ */
+bool
+outbox_walk_must_list_all(Oid relid, const OutboxLaneFilter *filter)
+{
+	OutboxListing listing;
+
+	if (!outbox_walk_uses_memory(relid) ||
+		!outbox_listing_begin(relid, &listing))
+		return false;
+	return filter->namespace_hash == NULL || filter->topic_hashes == NULL ||
+		(filter->tenant_hash == NULL && listing.tenants);
+}
+
 /* Lanes that were found and have no place in memory. */
 typedef struct LaneList
 {

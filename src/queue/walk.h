@@ -91,5 +91,7 @@ extern void outbox_walk_list(OutboxTable *queue,
 							 OutboxPlace **untracked, int *nuntracked);
 extern bool outbox_walk_uses_memory(Oid relid);
 extern bool outbox_walk_must_list(Oid relid);
+extern bool outbox_walk_must_list_all(Oid relid,
+									  const OutboxLaneFilter *filter);
 
 #endif							/* OUTBOX_WALK_H */

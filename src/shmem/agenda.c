@@ -34,6 +34,14 @@
 #include "util/guc.h"
 #include "util/hash.h"
 
+/* There is no room for this lane. */
+void
+outbox_agenda_miss(OutboxAgenda *agenda, const OutboxPlace *place)
+{
+	agenda->misses++;
+	agenda->tenant_missed |= place->tenant_hash != 0;
+}
+
 /* ---------------------------------------------------------------------- */
 /* Groups                                                                 */
 /* ---------------------------------------------------------------------- */
@@ -591,25 +599,8 @@ static void
 poll_lane(OutboxLane *lane)
 {
 	outbox_lane_call(lane);
-	lane->polled = true;
 	lane->recheck_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 												   outbox_poll_interval);
-}
-
-/*
- * A lane was visited that is looked at again and again: is there still a
- * transaction that it waits for?
- */
-void
-outbox_agenda_poll_on(int lane)
-{
-	OutboxLane *polled = outbox_lane_at(lane);
-
-	if (!polled->polled)
-		return;
-	polled->polled = false;
-	if (outbox_lane_is_undecided(polled))
-		poll_lane(polled);
 }
 
 /*

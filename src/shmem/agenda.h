@@ -46,6 +46,7 @@ typedef struct OutboxAgenda
 	int			first_lane;
 	int			nlanes;
 	uint32		misses;			/* times that a lane found no room */
+	bool		tenant_missed;	/* it was one of a tenant */
 	bool		listed;			/* the lanes were listed since the reset */
 	uint32		listed_misses;	/* misses when the last whole listing began */
 	uint32		round_misses;	/* when the one under way did */
@@ -90,6 +91,7 @@ typedef struct OutboxPick
 	bool		busy;			/* another scan is under way */
 } OutboxPick;
 
+extern void outbox_agenda_miss(OutboxAgenda *agenda, const OutboxPlace *place);
 extern bool outbox_agenda_join(OutboxAgenda *agenda, int lane);
 extern void outbox_agenda_leave(OutboxAgenda *agenda, int lane);
 extern void outbox_agenda_update(OutboxAgenda *agenda, int lane,
@@ -116,7 +118,6 @@ extern TimestampTz outbox_agenda_time_of(OutboxAgenda *agenda,
 
 extern void outbox_agenda_block(OutboxAgenda *agenda, int lane,
 								FullTransactionId xid, bool silent);
-extern void outbox_agenda_poll_on(int lane);
 extern bool outbox_agenda_next_silent(const OutboxAgenda *agenda, int *next,
 									  FullTransactionId *xid);
 extern int	outbox_agenda_next_blocked(const OutboxAgenda *agenda,

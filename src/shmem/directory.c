@@ -174,6 +174,7 @@ reset_agenda(OutboxAgenda *agenda)
 	Assert(agenda->nlanes == 0);
 	agenda->resets++;
 	agenda->misses = 0;
+	agenda->tenant_missed = false;
 	agenda->expired_to = agenda->expired_seen = DT_NOBEGIN;
 	agenda->listed = false;
 	agenda->round_from = PG_INT64_MIN;
@@ -400,6 +401,7 @@ outbox_listing_begin(Oid relid, OutboxListing *listing)
 	listing->resets = agenda->resets;
 	listing->whole = !agenda->listed;
 	listing->misses = agenda->misses;
+	listing->tenants = !agenda->listed || agenda->tenant_missed;
 	listing->from = listing->whole ? PG_INT64_MIN : agenda->round_from;
 	LWLockRelease(&agenda->lock);
 	return wanted;
@@ -429,6 +431,7 @@ outbox_listing_add(OutboxListing *listing, const OutboxPlace *place)
 			break;
 	}
 	listing->missed |= !found;
+	listing->tenant_missed |= !found && place->tenant_hash != 0;
 	return found;
 }
 
@@ -444,6 +447,7 @@ outbox_listing_end(OutboxListing *listing, bool at_end)
 	{
 		if (listing->missed)
 			agenda->misses++;
+		agenda->tenant_missed |= listing->tenant_missed;
 		if (listing->whole && at_end)
 		{
 			agenda->listed = true;
@@ -597,6 +601,7 @@ outbox_lane_make(OutboxAgenda *agenda, const OutboxPlace *place, uint64 token,
 	made->next_due = token == 0 ? PG_INT64_MIN : PG_INT64_MAX;
 	made->leases_known = token != 0;
 	made->used = true;
+	made->used_at = GetCurrentTimestamp();
 	made->store_next = agenda->first_lane;
 	if (agenda->first_lane != OUTBOX_NIL)
 		outbox_lane_at(agenda->first_lane)->store_prev = lane;
@@ -680,7 +685,7 @@ advance_hand(bool old)
 		{
 			if (outbox_lane_at(lane)->token == 0 &&
 				!outbox_lane_is_quiet(outbox_lane_at(lane)))
-				agenda->misses++;
+				outbox_agenda_miss(agenda, &outbox_lane_at(lane)->place);
 			outbox_lane_drop(agenda, lane);
 			nremoved++;
 		}

@@ -32,6 +32,8 @@ typedef struct OutboxListing
 	uint32		misses;
 	bool		whole;			/* all lanes, not a few */
 	bool		missed;			/* a lane has found no room */
+	bool		tenant_missed;	/* and was one of a tenant */
+	bool		tenants;		/* lanes of tenants may have no room */
 	int64		from;			/* it goes on behind this lane */
 } OutboxListing;
 

@@ -127,6 +127,7 @@ take_orders(OutboxAgenda *agenda, int number, TimestampTz now,
 		outbox_lane_make_due(lane, now);
 	scan->resets = agenda->resets;
 	scan->tracked = true;
+	scan->leases_lost = lane->leases_lost;
 	scan->cursor = lane->cursor;
 	if (scan->kind == OUTBOX_SCAN_LEASES &&
 		lane->nduemarks > OUTBOX_SCAN_MARKS)
@@ -612,14 +613,13 @@ publish_scan(OutboxAgenda *agenda, int number, OutboxLaneScan *scan,
 		record_own_part(agenda, into, scan, now);
 		record_found(agenda, into, scan, now);
 	}
-	if (scan->scan_main && scan->exhausted && !scan->lease_left)
+	if (scan->scan_main && scan->exhausted && !scan->lease_left &&
+		scan->leases_lost == lane->leases_lost)
 		lane->leases_known = true;
 	if (scan->phase >= 0)
 		outbox_lane_unwatch(lane, scan->phase);
 	if (scan->try_again)
 		lane->recheck_at = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
-	if (scan->kind == OUTBOX_SCAN_CLAIM)
-		outbox_agenda_poll_on(number);
 	if (into != OUTBOX_NIL && into != number)
 		outbox_agenda_update(agenda, into, now);
 	if (scan->token != 0 && outbox_lane_has_no_marks(lane))

@@ -59,6 +59,7 @@ typedef struct OutboxLaneScan
 	uint32		resets;			/* of the agenda when the scan began */
 	bool		called;			/* the lane had been called */
 	int			phase;			/* of the watch; -1: none */
+	uint16		leases_lost;	/* of the lane when the scan began */
 
 	/* to be visited */
 	OutboxKey	cursor;

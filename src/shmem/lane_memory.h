@@ -131,13 +131,12 @@ typedef struct OutboxLane
 	uint16		nscans[2];		/* scans under way, by phase */
 	uint8		phase;
 	bool		leases_known;	/* no lease is outside of the marks */
+	uint16		leases_lost;	/* times that a lease found no room in them */
 
 	/* see agenda.c */
 	bool		due;			/* in its groups' lists of those due */
 	bool		called;			/* since a claim last began to visit it */
 	bool		called_to_reap; /* since a reap did */
-	bool		polled;			/* it waits for a transaction that could not
-								 * be noted */
 	bool		used;			/* since the clock hand last came by */
 	bool		shared;			/* of a part: all may visit it */
 
@@ -154,7 +153,7 @@ typedef struct OutboxLane
 	int			pending_first;
 	int			npending;
 	TimestampTz used_at;
-	TimestampTz ended_at;		/* of the first lease among those due */
+	TimestampTz ended_at;		/* end of the first lease in marks that are due */
 	TimestampTz recheck_at;		/* call claims for what was locked */
 	OutboxTimer wake;
 	OutboxTimer lease;

@@ -67,7 +67,7 @@ lane_of_note(OutboxAgenda **agenda, const OutboxLaneNote *note)
 		lane = outbox_lane_make(*agenda, &note->place, 0, &is_new);
 	}
 	if (lane == OUTBOX_NIL)
-		(*agenda)->misses++;
+		outbox_agenda_miss(*agenda, &note->place);
 	else if (is_new && outbox_agenda_is_complete(*agenda))
 	{
 		outbox_lane_raise_cursor(outbox_lane_at(lane), note->lo, note->lo.at);

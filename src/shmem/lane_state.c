@@ -34,11 +34,22 @@
 /* Lists                                                                  */
 /* ---------------------------------------------------------------------- */
 
+/* Among what is due there may be a lease that ends at this time. */
+static void
+note_lease_end(OutboxLane *lane, TimestampTz at)
+{
+	if (at != DT_NOBEGIN)
+		lane->ended_at = Min(lane->ended_at, at);
+}
+
 static void
 append_due(OutboxLane *lane, int cell)
 {
 	OutboxMark *mark = outbox_mark_at(cell);
 
+	if (lane->due_first == OUTBOX_NIL)
+		lane->ended_at = DT_NOEND;
+	note_lease_end(lane, mark->at);
 	mark->due = true;
 	mark->next = OUTBOX_NIL;
 	mark->prev = lane->due_last;
@@ -122,19 +133,6 @@ bool
 outbox_lane_has_no_marks(const OutboxLane *lane)
 {
 	return lane->due_first == OUTBOX_NIL && lane->pending_first == OUTBOX_NIL;
-}
-
-/* Does any of its marks wait for a transaction? */
-bool
-outbox_lane_is_undecided(const OutboxLane *lane)
-{
-	for (int cell = lane->pending_first; cell != OUTBOX_NIL;
-		 cell = outbox_mark_at(cell)->next)
-	{
-		if (FullTransactionIdIsValid(outbox_mark_at(cell)->xid))
-			return true;
-	}
-	return false;
 }
 
 /* Can the lane be forgotten without anything being missed? */
@@ -380,6 +378,7 @@ merge_pending(OutboxLane *lane, const OutboxRecord *record)
 		unlink_mark(lane, best);
 		mark->xid = InvalidFullTransactionId;
 		append_due(lane, best);
+		note_lease_end(lane, record->at);
 	}
 	return true;
 }
@@ -388,16 +387,12 @@ merge_pending(OutboxLane *lane, const OutboxRecord *record)
 static bool
 merge_somewhere(OutboxLane *lane, const OutboxRecord *record, bool due)
 {
-	if (due && lane->due_last != OUTBOX_NIL)
-	{
-		extend_mark(outbox_mark_at(lane->due_last), record);
-		return true;
-	}
-	if (merge_pending(lane, record))
+	if ((!due || lane->due_last == OUTBOX_NIL) && merge_pending(lane, record))
 		return true;
 	if (lane->due_last == OUTBOX_NIL)
 		return false;
 	extend_mark(outbox_mark_at(lane->due_last), record);
+	note_lease_end(lane, record->at);
 	return true;
 }
 
@@ -458,6 +453,7 @@ record_leases(OutboxLane *lane, const OutboxRecord *record)
 		return;
 	outbox_lane_lower_cursor(lane, record->lo);
 	lane->leases_known = false;
+	lane->leases_lost++;
 }
 
 /*
@@ -528,9 +524,6 @@ outbox_lane_make_due(OutboxLane *lane, TimestampTz now)
 		next = mark->next;
 		if (!FullTransactionIdIsValid(mark->xid) && mark->at <= now)
 		{
-			if (lane->due_first == OUTBOX_NIL)
-				lane->ended_at = DT_NOEND;
-			lane->ended_at = Min(lane->ended_at, mark->at);
 			unlink_mark(lane, cell);
 			append_due(lane, cell);
 		}

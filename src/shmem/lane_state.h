@@ -32,7 +32,6 @@ typedef struct OutboxMarkCopy
 extern void outbox_lane_forget(OutboxLane *lane);
 extern void outbox_lane_forget_marks(OutboxLane *lane);
 extern bool outbox_lane_has_no_marks(const OutboxLane *lane);
-extern bool outbox_lane_is_undecided(const OutboxLane *lane);
 extern bool outbox_lane_is_quiet(const OutboxLane *lane);
 extern void outbox_lane_call(OutboxLane *lane);
 extern bool outbox_lane_is_visitable(const OutboxLane *lane, TimestampTz now);
