@@ -81,6 +81,11 @@ INSERT INTO outbox.queue (topic, payload, expires_at) VALUES ('rp.z', 'never', n
 ROLLBACK TO s;
 COMMIT;
 SELECT outbox.reap(), outbox.reap() AS nothing;
+SELECT outbox.enqueue('rp.z', 'fourth') IS NOT NULL AS ok;
+BEGIN;
+UPDATE outbox.queue SET expires_at = now() - interval '4 hours' WHERE topic = 'rp.z';
+SELECT outbox.reap(), outbox.reap() AS nothing;
+COMMIT;
 SELECT payload, status, failure_reason FROM outbox.messages WHERE topic = 'rp.z' ORDER BY id;
 
 -- requeue: from the dead, as new; the same message

@@ -23,6 +23,7 @@
 #include "shmem/agenda.h"
 #include "shmem/directory.h"
 #include "shmem/expiry.h"
+#include "shmem/lane_xact.h"
 
 /* Before looking for messages that have expired by now. */
 void
@@ -31,6 +32,7 @@ outbox_expiry_begin(Oid relid, bool use_memory, TimestampTz now,
 {
 	OutboxAgenda *agenda = use_memory ?
 	outbox_agenda_lock(relid, LW_EXCLUSIVE) : NULL;
+	TimestampTz noted;
 
 	search->relid = relid;
 	search->tracked = agenda != NULL;
@@ -39,7 +41,10 @@ outbox_expiry_begin(Oid relid, bool use_memory, TimestampTz now,
 		return;
 	search->resets = agenda->resets;
 	search->version = agenda->expired_version;
-	search->from = agenda->expired_to;
+	/* what we have written ourselves is not reported yet */
+	noted = outbox_lane_noted_expiry(relid);
+	search->from = noted == DT_NOEND ? agenda->expired_to :
+		Min(agenda->expired_to, noted - 1);
 	agenda->expired_seen = Max(agenda->expired_seen, now);
 	LWLockRelease(&agenda->lock);
 }

@@ -153,7 +153,8 @@ typedef struct OutboxLane
 	int			pending_first;
 	int			npending;
 	TimestampTz used_at;
-	TimestampTz ended_at;		/* end of the first lease in marks that are due */
+	TimestampTz ended_at;		/* end of the first lease in marks that are
+								 * due */
 	TimestampTz recheck_at;		/* call claims for what was locked */
 	OutboxTimer wake;
 	OutboxTimer lease;

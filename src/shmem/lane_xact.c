@@ -154,6 +154,18 @@ outbox_lane_note_expiry(Oid relid, TimestampTz expires_at)
 	table->expires_at = Min(table->expires_at, expires_at);
 }
 
+/* The earliest of them in this transaction; DT_NOEND if there is none. */
+TimestampTz
+outbox_lane_noted_expiry(Oid relid)
+{
+	for (int i = 0; i < ntables; i++)
+	{
+		if (tables[i].relid == relid)
+			return tables[i].expires_at;
+	}
+	return DT_NOEND;
+}
+
 /* ---------------------------------------------------------------------- */
 /* Notes                                                                  */
 /* ---------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 #include "util/hash.h"
 
 extern void outbox_lane_note_expiry(Oid relid, TimestampTz expires_at);
+extern TimestampTz outbox_lane_noted_expiry(Oid relid);
 extern void outbox_lane_note_new(Oid relid, const OutboxPlace *place,
 								 OutboxKey lo, OutboxKey hi, int nmessages);
 extern void outbox_lane_note_lease(Oid relid, const OutboxPlace *place,
