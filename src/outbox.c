@@ -13,6 +13,7 @@
 #include "queue/archive.h"
 #include "queue/handler.h"
 #include "queue/policy.h"
+#include "queue/router.h"
 #include "shmem/directory.h"
 #include "shmem/lane_memory.h"
 #include "shmem/lane_publish.h"
@@ -125,6 +126,7 @@ _PG_init(void)
 	outbox_archive_init();
 	outbox_policy_init();
 	outbox_handler_init();
+	outbox_router_init();
 	RegisterXactCallback(at_xact_event, NULL);
 	RegisterSubXactCallback(at_subxact_event, NULL);
 }

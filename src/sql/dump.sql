@@ -26,6 +26,9 @@ SELECT pg_catalog.pg_extension_config_dump('outbox.joins', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.join_members', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.join_waits', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.join_doubts', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.store_connections', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.routes', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.default_route', '');
 
 -- There is a database for the launcher.
 SELECT outbox._wake_worker();

@@ -17,7 +17,7 @@ BEGIN
     PERFORM outbox._grant(role, ARRAY[
         'enqueue', 'try_enqueue', 'enqueue_many', 'enqueue_batch',
         'start_join', 'attach_message_to_join', 'enqueue_step', 'enqueue_join_wait', 'cancel_join',
-        'schedule_timer', 'cancel_timer'], '{}');
+        'schedule_timer', 'cancel_timer', 'route_store'], '{}');
 END
 $$;
 
@@ -45,7 +45,7 @@ BEGIN
         'reap_expired_timers',
         'claim_job_runs', 'ack_job_runs', 'abandon_job_runs', 'fail_job_runs', 'renew_job_runs',
         'reap_expired_job_runs',
-        'dispatch_due',
+        'dispatch_due', 'route_store',
         'start_receptor', 'complete_receptor', 'fail_receptor',
         'start_perspective', 'complete_perspective', 'fail_perspective'], '{}');
     -- to write a handler, or to keep messages in variables
@@ -70,9 +70,9 @@ BEGIN
     PERFORM outbox._grant(
         role,
         ARRAY['status_name', 'join_status_name', 'reason_name', 'status', 'explain_message',
-              '_partition_number', '_leased_ids'],
+              'route_store', '_partition_number', '_leased_ids'],
         ARRAY['topic_stats', 'leases', 'topics', 'handlers', 'join_progress', 'join_members',
-              'join_waits', 'instances', 'upcoming']);
+              'join_waits', 'instances', 'upcoming', 'stores', 'routes', 'default_route']);
     FOR harmless IN
         SELECT format('GRANT SELECT (%s) ON outbox.%I TO %s',
                       string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),

@@ -128,6 +128,11 @@ outbox_catalog(void)
 	catalog.received_pkey = find_relation(nsp, "message_deduplication_pkey");
 	catalog.instances = find_relation(nsp, "instances");
 	catalog.instances_pkey = find_relation(nsp, "instances_pkey");
+	catalog.store_connections = find_relation(nsp, "store_connections");
+	catalog.routes = find_relation(nsp, "routes");
+	catalog.routes_pkey = find_relation(nsp, "routes_pkey");
+	catalog.routes_store = find_relation(nsp, "routes_store_idx");
+	catalog.default_route = find_relation(nsp, "default_route");
 	catalog.message = find_relation(nsp, "message");
 	catalog.owner = outbox_relation_owner(catalog.stores[OUTBOX_QUEUE].table);
 	/* what was invalidated meanwhile is looked up again the next time */

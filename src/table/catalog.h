@@ -56,6 +56,11 @@ typedef struct OutboxCatalog
 	Oid			received_pkey;
 	Oid			instances;
 	Oid			instances_pkey;
+	Oid			store_connections;
+	Oid			routes;
+	Oid			routes_pkey;
+	Oid			routes_store;
+	Oid			default_route;
 	Oid			message;
 } OutboxCatalog;
 

@@ -1,6 +1,6 @@
 /*
  * hash.c
- *	  Stable hashes: lanes, partitions and dedupe keys.
+ *	  Stable hashes: lanes, partitions, dedupe keys and routes.
  *
  * These values are stored, so they must never depend on the PostgreSQL
  * version, the machine, the locale or the encoding of the database, which a
@@ -165,6 +165,20 @@ outbox_share_hash(const pg_uuid_t *instance, int partition)
 {
 	return hash_bytes64(instance->data, UUID_LEN,
 						5 + ((uint64) partition << 8));
+}
+
+/* What stands for a routing key, or for the name of a store, in the router. */
+uint64
+outbox_route_hash(const text *name)
+{
+	return hash_text64(name, 7);
+}
+
+/* How much a store wants a key: the one that wants it most gets it. */
+uint64
+outbox_route_weight(uint64 key_hash, uint64 store_hash)
+{
+	return spread_bits(key_hash + store_hash * UINT64CONST(0x9e3779b97f4a7c15));
 }
 
 /*

@@ -1,6 +1,6 @@
 /*
  * hash.h
- *	  Stable hashes: lanes, partitions and dedupe keys.
+ *	  Stable hashes: lanes, partitions, dedupe keys and routes.
  */
 #ifndef OUTBOX_HASH_H
 #define OUTBOX_HASH_H
@@ -35,6 +35,8 @@ extern uint32 outbox_uuid_hash(const pg_uuid_t *uuid);
 extern uint64 outbox_uuid_hash64(const pg_uuid_t *uuid);
 extern int	outbox_partition(const pg_uuid_t *stream, int partition_count);
 extern uint64 outbox_share_hash(const pg_uuid_t *instance, int partition);
+extern uint64 outbox_route_hash(const text *name);
+extern uint64 outbox_route_weight(uint64 key_hash, uint64 store_hash);
 extern void outbox_dedupe_digest(const text *namespace, const text *topic,
 								 const text *dedupe_key, pg_uuid_t *digest);
 

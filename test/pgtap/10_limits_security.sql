@@ -174,7 +174,7 @@ SELECT is(
                                           $$SELECT outbox.requeue('{1}')$$,
                                           $$SELECT payload FROM outbox.messages$$,
                                           $$DELETE FROM outbox.queue$$),
-    '{abandon,abandon_job_runs,abandon_timers,ack,ack_inbox,ack_job_runs,ack_one,ack_timers,claim,claim_inbox,claim_job_runs,claim_timers,complete_perspective,complete_receptor,deregister_instance,dispatch_due,fail,fail_inbox,fail_job_runs,fail_one,fail_perspective,fail_receptor,fail_timers,heartbeat,nack,nack_inbox,nack_one,process_join_waits,process_work_batch,reap,reap_expired,reap_expired_job_runs,reap_expired_timers,reap_inbox,reason_name,receive,register_handler,release,release_inbox,release_one,renew,renew_inbox,renew_job_runs,renew_one,renew_timers,report_step_completed,report_step_failed,start_perspective,start_receptor,status_name,unregister_handler,00000,42501,42501,42501,42501}',
+    '{abandon,abandon_job_runs,abandon_timers,ack,ack_inbox,ack_job_runs,ack_one,ack_timers,claim,claim_inbox,claim_job_runs,claim_timers,complete_perspective,complete_receptor,deregister_instance,dispatch_due,fail,fail_inbox,fail_job_runs,fail_one,fail_perspective,fail_receptor,fail_timers,heartbeat,nack,nack_inbox,nack_one,process_join_waits,process_work_batch,reap,reap_expired,reap_expired_job_runs,reap_expired_timers,reap_inbox,reason_name,receive,register_handler,release,release_inbox,release_one,renew,renew_inbox,renew_job_runs,renew_one,renew_timers,report_step_completed,report_step_failed,route_store,start_perspective,start_receptor,status_name,unregister_handler,00000,42501,42501,42501,42501}',
     'OBX-124 a worker takes and settles messages, and nothing else');
 
 SELECT is(

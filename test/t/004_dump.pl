@@ -53,6 +53,13 @@ SELECT outbox.configure_topic('kept', max_attempts => 3, backoff_base => '3 s', 
 SELECT outbox.configure_topic('hour', 'other', retention => '1 hour', check_dedupe_tenant => false);
 SELECT outbox.pause_topic('paused')
 Q
+$dbh->do(<<'Q');
+SELECT outbox.register_store('eu', 'service=eu'), outbox.register_store('us', 'service=us');
+SELECT outbox.map_route('key ' || i, CASE i % 3 WHEN 0 THEN 'eu' ELSE 'us' END) FROM generate_series(1, 100) i;
+SELECT outbox.set_default_route('hash')
+Q
+my $routes = "SELECT string_agg(outbox.route_store('key ' || i), ' ' ORDER BY i) FROM generate_series(1, 200) i";
+my $routed = value($dbh, $routes);
 enqueue($dbh, 'done', "done $_", dedupe_key => "done $_") for 1 .. 30;
 enqueue($dbh, 'kept', "kept $_", headers => '{"a": [1, null, "\u00e4"]}', correlation_id => 'c') for 1 .. 5;
 enqueue($dbh, 'hour', "hour $_", namespace => 'other', tenant_id => $anna) for 1 .. 5;
@@ -102,6 +109,10 @@ $source->safe_psql('postgres', "CREATE DATABASE latin1 TEMPLATE template0 ENCODI
 $source->safe_psql('latin1', 'CREATE EXTENSION outbox');
 my $latin1 = connect_to($source, db => 'latin1');
 my $topic = "Gr\x{fc}\x{df}e";
+$latin1->do("SELECT outbox.register_store(?, 'c')", undef, "${topic}n $_") for 1 .. 5;
+$latin1->do("SELECT outbox.set_default_route('hash')");
+my $hashed = "SELECT string_agg(outbox.route_store('K\x{e4}se ' || i), ',' ORDER BY i) FROM generate_series(1, 100) i";
+my $shares = value($latin1, $hashed);
 enqueue($latin1, $topic, "p\x{e4}yload", dedupe_key => "Schl\x{fc}ssel");
 
 # --- there and back
@@ -140,7 +151,7 @@ sub content
 }
 
 my @relations = qw(outbox.messages outbox.topics outbox.queue outbox.dedupe outbox.archive outbox.dead
-  outbox.topic_stats outbox.leases outbox.stream_heads);
+  outbox.topic_stats outbox.leases outbox.stream_heads outbox.store_connections outbox.routes outbox.default_route);
 push @relations, '(SELECT last_value, is_called FROM outbox.message_id_seq)';
 my %before = map { $_ => content($dbh, $_) } @relations;
 is(count_of($dbh, "pg_inherits WHERE inhparent = 'outbox.archive'::regclass"), 7, 'the archive has its partitions')
@@ -155,6 +166,8 @@ sub check
 		is_deeply(content($new, $relation), $before{$relation}, "$name: $relation");
 	}
 	is(count_of($new, "pg_inherits WHERE inhparent = 'outbox.archive'::regclass"), 7, "$name: partitions");
+
+	is(value($new, $routes), $routed, "$name: keys have the same stores");
 
 	# leases go on
 	is(scalar(claim($new, $berta, 'open')), 5, "$name: what is leased cannot be claimed");
@@ -210,6 +223,7 @@ check('with the extension there', restore('prepared', $plain, 'p'));
 
 my $utf8 = restore('utf8', dump_of('latin1', 'c'), 'c');
 is(value($utf8, 'SHOW server_encoding'), 'UTF8', 'another encoding');
+is(value($utf8, $hashed), $shares, 'and keys have the same stores');
 is(value($utf8, 'SELECT topic FROM outbox.messages'), $topic, 'text is converted');
 is_deeply([ $utf8->selectrow_array('SELECT enqueued FROM outbox.try_enqueue(?, ?, dedupe_key => ?)', undef, $topic, 'p', "Schl\x{fc}ssel") ],
 	[0], 'dedupe keys are known in the new encoding');

@@ -15,7 +15,7 @@ my $ncalls = $ENV{OUTBOX_CALLS} // 10_000 * scale();
 my $node = new_node('hostile', workers => 0, conf => "outbox.check_dedupe_tenant = on\nmax_locks_per_transaction = 256\nlog_statement = none", init => { extra => [ '--encoding=UTF8', '--locale=C' ] });
 
 # What the contract allows.
-my %allowed = map { $_ => 1 } qw(22004 22023 42501 42704 42710 23505 55000 0A000);
+my %allowed = map { $_ => 1 } qw(22004 22023 2BP01 42501 42704 42710 23505 55000 0A000);
 my (%states, %complaints);
 my $made = 0;
 
@@ -67,7 +67,8 @@ my %sane = (
 	instance_id => "'00000000-0000-4000-8000-000000000003'", service_name => "'s'", host_name => "'h'", process_id => 1,
 	receptor_name => "'r'", perspective_name => "'p'", last_message_id => "'00000000-0000-4000-8000-000000000004'",
 	handler_name => "'h'", handler => "'public.handle(outbox.message)'", due_time => 'now()', timer_id => "'00000000-0000-4000-8000-000000000005'", id => 'held.ids[1]', attempt => 'held.attempts[1]', reason => 4,
-	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', partition => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'");
+	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', partition => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'",
+	store => "'eu'", connection => "'service=eu'", routing_key => "'00000000-0000-4000-8000-000000000006'", key => "'00000000-0000-4000-8000-000000000006'", rule => "'store:eu'");
 # ---------------------------------------------------------------------------
 # Calls
 # ---------------------------------------------------------------------------
@@ -102,6 +103,7 @@ Q
 	$dbh->do(<<'Q');
 CREATE FUNCTION public.handle(outbox.message) RETURNS void LANGUAGE sql AS '';
 INSERT INTO outbox.joins (join_id, expected_steps) VALUES ('00000000-0000-4000-8000-000000000077', 5);
+SELECT outbox.register_store('eu', 'service=eu'), outbox.map_route('00000000-0000-4000-8000-000000000006', 'eu');
 INSERT INTO outbox.jobs (job_name, topic, cron_schedule) VALUES ('job', 'h', '* * * * *');
 SELECT outbox.enqueue_many('base', array_fill('p'::text, ARRAY[20]));
 SELECT outbox.enqueue('base', 's' || i, stream_id => '00000000-0000-4000-8000-000000000002') FROM generate_series(1, 5) i;
@@ -181,7 +183,7 @@ sub run_calls
 	my $started = time;
 	my $before = $made;
 	my $failed = 0;
-	my $columns = "(SELECT count(*) FROM outbox.queue), (SELECT count(*) FROM outbox.dead), (SELECT count(*) FROM outbox.archive), (SELECT count(*) FROM outbox.topics), (SELECT count(*) FROM outbox.dedupe), (SELECT count(*) FROM outbox.leases)";
+	my $columns = "(SELECT count(*) FROM outbox.queue), (SELECT count(*) FROM outbox.dead), (SELECT count(*) FROM outbox.archive), (SELECT count(*) FROM outbox.topics), (SELECT count(*) FROM outbox.dedupe), (SELECT count(*) FROM outbox.leases), (SELECT string_agg(s::text, ' ') FROM outbox.stores s)";
 	my @counts = $dbh->selectrow_array("SELECT $columns");
 
 	%complaints = ();

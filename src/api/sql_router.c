@@ -1,0 +1,91 @@
+/*
+ * sql_router.c
+ *	  SQL functions of the router.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "commands/trigger.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/uuid.h"
+
+#include "api/args.h"
+#include "queue/router.h"
+
+static text *
+route(const text *key)
+{
+	const text *store;
+
+	/* the copy of the tables is this process's own */
+	PreventCommandIfParallelMode("outbox.route_store()");
+	store = outbox_router_find(key);
+	if (store == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("no store is mapped to routing key \"%s\"",
+						text_to_cstring(key)),
+				 errhint("Map one with outbox.map_route, or set a default with outbox.set_default_route.")));
+	return DatumGetTextPCopy(PointerGetDatum(store));
+}
+
+/*
+ * outbox.route_store(key text) RETURNS text
+ *		The store that is responsible for a key.
+ */
+PG_FUNCTION_INFO_V1(outbox_route_store);
+Datum
+outbox_route_store(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_TEXT_P(route(outbox_arg_name(fcinfo, 0, "key")));
+}
+
+/*
+ * outbox.route_store(key uuid) RETURNS text
+ *		The same for the UUID's spelling in lower case.
+ */
+PG_FUNCTION_INFO_V1(outbox_route_store_uuid);
+Datum
+outbox_route_store_uuid(PG_FUNCTION_ARGS)
+{
+	Datum		spelling;
+
+	(void) outbox_arg_uuid(fcinfo, 0, "key");
+	spelling = DirectFunctionCall1(uuid_out, PG_GETARG_DATUM(0));
+	PG_RETURN_TEXT_P(route(cstring_to_text(DatumGetCString(spelling))));
+}
+
+/*
+ * outbox._store_is_used(store text) RETURNS boolean
+ *		Is a key mapped to this store, or is it the default?  As it is now,
+ *		whatever the snapshot.
+ */
+PG_FUNCTION_INFO_V1(outbox_store_is_used);
+Datum
+outbox_store_is_used(PG_FUNCTION_ARGS)
+{
+	/* what the same command has changed counts as well */
+	CommandCounterIncrement();
+	PG_RETURN_BOOL(outbox_router_uses(PG_GETARG_TEXT_PP(0)));
+}
+
+/*
+ * outbox._routes_changed() RETURNS trigger
+ *		After each change of a route, a store or the default: every backend
+ *		must look again.
+ */
+PG_FUNCTION_INFO_V1(outbox_routes_changed);
+Datum
+outbox_routes_changed(PG_FUNCTION_ARGS)
+{
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("\"%s\" was not called as a trigger",
+						"outbox._routes_changed")));
+	outbox_router_note_change(((TriggerData *) fcinfo->context)->tg_relation);
+	PG_RETURN_POINTER(NULL);
+}
