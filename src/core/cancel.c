@@ -47,9 +47,14 @@ take_out(OutboxTable *table, OutboxProbe *probe, TupleTableSlot *slot,
 			outbox_xact_wait(blocker);
 			continue;
 		}
-		if (!TransactionIdIsValid(blocker) &&
-			DatumGetInt16(outbox_row_get(slot, Q_STATUS)) != OUTBOX_READY)
-			return false;
+		if (DatumGetInt16(outbox_row_get(slot, Q_STATUS)) != OUTBOX_READY)
+		{
+			if (!TransactionIdIsValid(blocker))
+				return false;
+			/* it may be given back, and it may not */
+			outbox_xact_wait(blocker);
+			continue;
+		}
 		switch (outbox_queue_remove(table, slot))
 		{
 			case OUTBOX_ROW_OK:
