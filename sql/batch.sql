@@ -183,6 +183,10 @@ SELECT outbox.process_work_batch(:a, 's', 'h', 1, renew_outbox_lease_ids => '["x
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, renew_inbox_lease_ids => '[{}]');
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, receptor_completions => '[{"message_id": "00000000-0000-4000-8000-000000000001"}]');
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, perspective_failures => '[{"perspective_name": "p"}]');
+SELECT outbox.process_work_batch(:a, 's', 'h', 1, receptor_completions => '[{"message_id": "00000000-0000-4000-8000-000000000001", "receptor_name": "r"}, {"message_id": "00000000-0000-4000-8000-000000000001", "receptor_name": ""}]');
+SELECT outbox.process_work_batch(:a, 's', 'h', 1, receptor_failures => jsonb_build_array(jsonb_build_object('message_id', '00000000-0000-4000-8000-000000000001', 'receptor_name', (SELECT string_agg(md5(i::text), '') FROM generate_series(1, 200) i))));
+SELECT outbox.process_work_batch(:a, 's', 'h', 1, perspective_completions => '[{"stream_id": "00000000-0000-4000-8000-000000000001", "perspective_name": ""}]');
+SELECT outbox.process_work_batch(:a, 's', 'h', 1, perspective_failures => jsonb_build_array(jsonb_build_object('stream_id', '00000000-0000-4000-8000-000000000001', 'perspective_name', repeat('ä', 256))));
 SELECT outbox.process_work_batch(NULL, 's', 'h', 1);
 SELECT outbox.process_work_batch(:a, '', 'h', 1);
 SELECT outbox.process_work_batch(:a, 's', NULL, 1);

@@ -67,19 +67,24 @@ outbox_empty_to_null(const text *value)
 	return value != NULL && VARSIZE_ANY_EXHDR(value) == 0 ? NULL : value;
 }
 
+/* Can this be a name?  Not if it is empty or too long. */
+bool
+outbox_is_name(const text *value)
+{
+	int			len = VARSIZE_ANY_EXHDR(value);
+
+	return len > 0 &&
+		(len <= OUTBOX_MAX_NAME ||
+		 pg_mbstrlen_with_len(VARDATA_ANY(value), len) <= OUTBOX_MAX_NAME);
+}
+
 /* A namespace or topic to look for: any, but not an empty or overlong one. */
 const text *
 outbox_arg_name_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
 {
 	const text *value = outbox_arg_text_or_null(fcinfo, arg);
-	int			len;
 
-	if (value == NULL)
-		return NULL;
-	len = VARSIZE_ANY_EXHDR(value);
-	if (len == 0 ||
-		(len > OUTBOX_MAX_NAME &&
-		 pg_mbstrlen_with_len(VARDATA_ANY(value), len) > OUTBOX_MAX_NAME))
+	if (value != NULL && !outbox_is_name(value))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("%s must have 1 to %d characters", name,

@@ -18,6 +18,7 @@ extern const pg_uuid_t *outbox_arg_uuid(FunctionCallInfo fcinfo, int arg,
 extern const pg_uuid_t *outbox_arg_uuid_or_null(FunctionCallInfo fcinfo,
 												int arg);
 extern const text *outbox_arg_text_or_null(FunctionCallInfo fcinfo, int arg);
+extern bool outbox_is_name(const text *value);
 extern const text *outbox_arg_name(FunctionCallInfo fcinfo, int arg,
 								   const char *name);
 extern const text *outbox_arg_name_or_null(FunctionCallInfo fcinfo, int arg,

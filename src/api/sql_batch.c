@@ -149,10 +149,16 @@ read_derived(FunctionCallInfo fcinfo, int arg, const char *section,
 								 sizeof(OutboxDerived), &list->n);
 	for (int i = 0; i < list->n; i++)
 	{
+		const char *name = receptor ? "receptor_name" : "perspective_name";
+
 		must_have(list->entries[i].id, section, i,
 				  receptor ? "message_id" : "stream_id");
-		must_have(list->entries[i].name, section, i,
-				  receptor ? "receptor_name" : "perspective_name");
+		must_have(list->entries[i].name, section, i, name);
+		if (!outbox_is_name(list->entries[i].name))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("%s[%d].%s must have 1 to %d characters", section,
+							i, name, OUTBOX_MAX_NAME)));
 	}
 }
 
