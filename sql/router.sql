@@ -184,6 +184,13 @@ SELECT outbox.route_store('key 1');
 SELECT outbox.map_route('z', 's1');
 ROLLBACK;
 
+-- its trigger is for its tables
+CREATE TABLE other (i int);
+CREATE TRIGGER other AFTER INSERT ON other FOR EACH ROW EXECUTE FUNCTION outbox._routes_changed();
+INSERT INTO other VALUES (1);
+DROP TABLE other;
+SELECT outbox._routes_changed();
+
 DELETE FROM outbox.routes;
 DELETE FROM outbox.default_route;
 DELETE FROM outbox.store_connections;

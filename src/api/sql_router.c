@@ -5,7 +5,6 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "commands/trigger.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -70,22 +69,4 @@ outbox_store_is_used(PG_FUNCTION_ARGS)
 	/* what the same command has changed counts as well */
 	CommandCounterIncrement();
 	PG_RETURN_BOOL(outbox_router_uses(PG_GETARG_TEXT_PP(0)));
-}
-
-/*
- * outbox._routes_changed() RETURNS trigger
- *		After each change of a route, a store or the default: every backend
- *		must look again.
- */
-PG_FUNCTION_INFO_V1(outbox_routes_changed);
-Datum
-outbox_routes_changed(PG_FUNCTION_ARGS)
-{
-	if (!CALLED_AS_TRIGGER(fcinfo))
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("\"%s\" was not called as a trigger",
-						"outbox._routes_changed")));
-	outbox_router_note_change(((TriggerData *) fcinfo->context)->tg_relation);
-	PG_RETURN_POINTER(NULL);
 }

@@ -1,7 +1,8 @@
 /*
  * trigger.c
  *	  The triggers of our tables: of outbox.queue and its siblings, for rows
- *	  that come by plain SQL, and of outbox.topics and outbox.handlers.
+ *	  that come by plain SQL, and of outbox.topics, outbox.handlers and the
+ *	  tables of the router.
  *
  * The functions in C do themselves what these triggers do, and fire none when
  * they write directly.
@@ -24,6 +25,7 @@
 #include "outbox.h"
 #include "queue/dedupe.h"
 #include "queue/queue.h"
+#include "queue/router.h"
 #include "queue/stream.h"
 #include "shmem/lane_xact.h"
 #include "shmem/stream_cursor.h"
@@ -445,5 +447,28 @@ outbox_topics_changed(PG_FUNCTION_ARGS)
 		refuse_relation(trigger->tg_relation, "outbox._topics_changed");
 	CacheInvalidateRelcache(trigger->tg_relation);
 	outbox_wake_note_policies(outbox_store(OUTBOX_QUEUE)->table);
+	PG_RETURN_POINTER(NULL);
+}
+
+/*
+ * outbox._routes_changed() RETURNS trigger
+ *		After each change of a route, a store or the default: every backend
+ *		must look again.
+ */
+PG_FUNCTION_INFO_V1(outbox_routes_changed);
+Datum
+outbox_routes_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._routes_changed",
+											TRIGGER_TYPE_ROW | TRIGGER_TYPE_AFTER |
+											TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE |
+											TRIGGER_TYPE_DELETE);
+	Oid			relid = RelationGetRelid(trigger->tg_relation);
+
+	if (relid != outbox_catalog()->routes &&
+		relid != outbox_catalog()->store_connections &&
+		relid != outbox_catalog()->default_route)
+		refuse_relation(trigger->tg_relation, "outbox._routes_changed");
+	outbox_router_note_change(trigger->tg_relation);
 	PG_RETURN_POINTER(NULL);
 }
