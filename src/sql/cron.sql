@@ -22,12 +22,18 @@ COMMENT ON FUNCTION outbox._cron_fits(text) IS
     'A name that pg_cron can take.';
 
 -- _cron_name(job_name)
---     Returns the name under which pg_cron has the schedule of a job.
+--     Returns the name under which pg_cron has the schedule of a job. Where the
+--     database has a colon in its name, that could be the name of another one's
+--     job, so there it is a digest that tells the two parts apart.
 CREATE FUNCTION outbox._cron_name(job_name text)
 RETURNS text
 LANGUAGE sql STABLE STRICT
 SET search_path = pg_catalog, pg_temp
-RETURN outbox._cron_fits('outbox:' || current_database() || ':' || job_name);
+RETURN CASE WHEN strpos(current_database(), ':') = 0
+            THEN outbox._cron_fits('outbox:' || current_database() || ':' || job_name)
+            ELSE 'outbox:' || left(encode(sha256(convert_to(
+                     length(current_database()) || ':' || current_database() || ':' || job_name,
+                     getdatabaseencoding())), 'hex'), 40) END;
 
 COMMENT ON FUNCTION outbox._cron_name(text) IS
     'What pg_cron knows a job by.';

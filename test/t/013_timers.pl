@@ -140,6 +140,18 @@ sub begin_to_fire
 		is(set_job($session, "$long$_", "long $_", '* * * * *', $payload), '', 'a job with the longest name') for 1, 2;
 		is(count_of($cron, q{cron.job WHERE command LIKE '%xxx%' AND database = } . $cron->quote($payload eq 'own' ? 'postgres' : $elsewhere)), 2, 'each has its schedule');
 	}
+	# names that run into each other
+	$own->do('CREATE DATABASE "postgres:a"');
+	my $colon = session('postgres:a');
+	$colon->do('CREATE EXTENSION outbox');
+	is(set_job($own, 'a:b', 'never', '7 0 1 1 *'), '', 'a job with a colon in its name');
+	is(set_job($colon, 'b', 'never', '8 0 1 1 *'), '', 'and one with a colon in the name of its database');
+	is(schedule_of('postgres', 'a:b'), '7 0 1 1 * in postgres', 'the first has its own schedule');
+	is(value($cron, "SELECT schedule FROM cron.job WHERE database = 'postgres:a'"), '8 0 1 1 *', 'and so has the other');
+	is(value($colon, "SELECT outbox.delete_job('b')"), 1, 'it is deleted');
+	is(schedule_of('postgres', 'a:b') . count_of($cron, "cron.job WHERE database = 'postgres:a'"), '7 0 1 1 * in postgres0', 'and the first stays');
+	$own->do("SELECT outbox.delete_job('a:b')");
+	$colon->disconnect;
 	return;
 }
 
