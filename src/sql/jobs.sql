@@ -475,6 +475,88 @@ $$;
 COMMENT ON FUNCTION outbox._cron_schedule_job(outbox.jobs) IS
     'Has pg_cron trigger a job.';
 
+-- _unscheduled_jobs()
+--     Returns the names of jobs that are switched on and that pg_cron does not
+--     know: the database was restored, or renamed. At most 100 of them. In
+--     another database pg_cron is asked by a background process.
+CREATE FUNCTION outbox._unscheduled_jobs()
+RETURNS text[]
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    jobs    text[];
+    names   text[];
+    -- their places in the list, which need no conversion
+    missing text;
+BEGIN
+    SELECT array_agg(j.job_name ORDER BY j.job_name),
+           array_agg(outbox._cron_name(j.job_name) ORDER BY j.job_name)
+      INTO jobs, names
+      FROM outbox.jobs j
+     WHERE j.enabled;
+    IF jobs IS NULL OR outbox._cron_database() IS NULL THEN
+        RETURN coalesce(jobs[1:100], '{}');
+    END IF;
+    BEGIN
+        PERFORM outbox._cron_call(format('DO %L', format(
+            'DECLARE missing text; BEGIN '
+            'SELECT string_agg(m.place::text, '' '') INTO missing '
+            'FROM (SELECT n.place FROM unnest(%L::text[]) WITH ORDINALITY n(name, place) '
+            'WHERE NOT EXISTS (SELECT FROM cron.job j WHERE j.jobname = n.name '
+            'AND j.database = %L AND j.active) ORDER BY n.place LIMIT 100) m; '
+            'IF missing IS NOT NULL THEN '
+            'RAISE EXCEPTION ''[%%]'', missing USING ERRCODE = ''OB001''; '
+            'END IF; END', names, current_database())), true);
+    EXCEPTION
+        WHEN SQLSTATE 'OB001' THEN
+            missing := substring(SQLERRM FROM '\[([0-9 ]+)\]$');
+    END;
+    RETURN ARRAY(SELECT jobs[p::integer]
+                   FROM string_to_table(missing, ' ') WITH ORDINALITY m(p, n)
+                  ORDER BY m.n);
+END
+$$;
+
+COMMENT ON FUNCTION outbox._unscheduled_jobs() IS
+    'Jobs that are switched on and that pg_cron does not know.';
+
+-- _job_status()
+--     The row of status() about jobs.
+CREATE FUNCTION outbox._job_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    missing text[];
+BEGIN
+    component := 'jobs';
+    BEGIN
+        missing := outbox._unscheduled_jobs();
+        ok := missing = '{}';
+        status := CASE WHEN ok THEN format('%s scheduled', (SELECT count(*) FROM outbox.jobs j
+                                                             WHERE j.enabled))
+                       ELSE format('%s not scheduled', cardinality(missing)) END;
+        detail := CASE WHEN NOT ok THEN
+                      'pg_cron does not know: ' || array_to_string(missing[1:5], ', ')
+                      || CASE WHEN cardinality(missing) > 5 THEN ', ...' ELSE '' END END;
+        hint := CASE WHEN NOT ok THEN
+                    'Was the database restored or renamed? Schedule them again: SELECT '
+                    'outbox.set_job_enabled(job_name, true) FROM outbox.jobs WHERE enabled.' END;
+    EXCEPTION
+        WHEN OTHERS THEN
+            ok := false;
+            status := 'not known';
+            detail := SQLERRM;
+            hint := 'pg_cron could not be asked whether it knows the jobs.';
+    END;
+    RETURN NEXT;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._job_status() IS 'What status() says of jobs.';
+
 -- For workers that handle runs themselves, with outbox.dispatch_timers off.
 -- These functions do on runs what those of work.sql do on the queue. Policies
 -- are those of the settings, and there is no release.

@@ -546,6 +546,8 @@ BEGIN
     hint := CASE WHEN NOT ok THEN 'See outbox.dead_letters; outbox.requeue brings them back.' END;
     RETURN NEXT;
 
+    RETURN QUERY SELECT * FROM outbox._job_status();
+
     component := 'xmin horizon';
     SELECT h.who, h.xmin_age
       INTO holder

@@ -151,7 +151,18 @@ sub begin_to_fire
 	is(value($colon, "SELECT outbox.delete_job('b')"), 1, 'it is deleted');
 	is(schedule_of('postgres', 'a:b') . count_of($cron, "cron.job WHERE database = 'postgres:a'"), '7 0 1 1 * in postgres0', 'and the first stays');
 	$own->do("SELECT outbox.delete_job('a:b')");
+	# a database that is renamed, or restored under another name
+	is(set_job($colon, 'renamed', 'never', '9 0 1 1 *'), '', 'a job of a database');
 	$colon->disconnect;
+	ok(poll(sub { $own->do('ALTER DATABASE "postgres:a" RENAME TO renamed') }), 'which is renamed');
+	my $renamed = session('renamed');
+	is(join(' ', $renamed->selectrow_array("SELECT ok, status, detail FROM outbox.status() WHERE component = 'jobs'")),
+		'0 1 not scheduled pg_cron does not know: renamed', 'pg_cron does not know the job by its new name');
+	$renamed->do('SELECT outbox.set_job_enabled(job_name, true) FROM outbox.jobs WHERE enabled');
+	is(schedule_of('renamed', 'renamed'), '9 0 1 1 * in renamed', 'it can be scheduled again');
+	$renamed->do("SELECT outbox.delete_job('renamed')");
+	$cron->do("SELECT cron.unschedule(jobid) FROM cron.job WHERE database = 'postgres:a'");
+	$renamed->disconnect;
 	return;
 }
 
@@ -240,6 +251,16 @@ sub try_changes
 		@ids = map { value($session, "SELECT outbox.trigger_job('$name', true)") } 1 .. 3;
 	}
 	is(scalar(grep { defined } @ids), 1, "$db: triggered again within a minute, pg_cron's is one run");
+
+	# that pg_cron does not know a job any more is told
+	my $status = sub { join ' ', map { $_ // '-' } $session->selectrow_array("SELECT ok, status, detail FROM outbox.status() WHERE component = 'jobs'") };
+	my $known = count_of($session, 'outbox.jobs WHERE enabled');
+	is($status->(), "1 $known scheduled -", "$db: pg_cron knows all jobs");
+	$cron->do('SELECT cron.unschedule(jobid) FROM cron.job WHERE database = ? AND jobname = ?', undef, $db, "outbox:$db:$name");
+	is($status->(), "0 1 not scheduled pg_cron does not know: $name", "$db: and now one less");
+	$session->do('SELECT outbox.set_job_enabled(job_name, true) FROM outbox.jobs WHERE enabled');
+	is($status->(), "1 $known scheduled -", "$db: as status() says, they can be scheduled again");
+	is(schedule_of($db, $name), "6 0 1 1 * in $db", "$db: as they were");
 
 	is(value($session, "SELECT outbox.delete_job('$name')"), 1, "$db: a job is deleted");
 	is(schedule_of($db, $name), 0, "$db: and its schedule");
