@@ -22,6 +22,7 @@
 #include "queue/end_trigger.h"
 #include "queue/history.h"
 #include "queue/policy.h"
+#include "queue/queue.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/table.h"
@@ -96,9 +97,9 @@ get_destination(OutboxHistory *history, Oid relid)
 	return destination;
 }
 
-/* The message is not to be kept; let go of what names it. */
+/* Free the message's dedupe key, if it has one. */
 static void
-drop_message(TupleTableSlot *message)
+free_key(TupleTableSlot *message)
 {
 	pg_uuid_t	digest;
 	bool		isnull;
@@ -156,6 +157,7 @@ make_history_row(TupleDesc desc, TupleTableSlot *message,
 	isnull[H_PROCESSED_AT - 1] = false;
 	values[H_KEEP - 1] = Int32GetDatum(keep);
 	isnull[H_KEEP - 1] = false;
+	values[H_ATTEMPTS - 1] = Int32GetDatum(outbox_queue_counted_attempts(message));
 	values[H_PROGRESS - 1] = Int32GetDatum(DatumGetInt32(values[H_PROGRESS - 1]) |
 										   outcome->progress);
 	values[H_FAILURE_REASON - 1] = Int16GetDatum(outcome->reason);
@@ -210,12 +212,13 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 		policy.dead_retention;
 	if (outcome->keep && keep == OUTBOX_KEEP_NOT)
 		keep = OUTBOX_KEEP_DEFAULT;
+	if (outcome->leave_nothing)
+		keep = OUTBOX_KEEP_NOT;
+	if (store->kind == OUTBOX_QUEUE &&
+		(keep == OUTBOX_KEEP_NOT || outcome->frees_key))
+		free_key(message);
 	if (keep == OUTBOX_KEEP_NOT)
-	{
-		if (store->kind == OUTBOX_QUEUE)
-			drop_message(message);
 		return;
-	}
 
 	if (history->context == NULL)
 		history->context = AllocSetContextCreate(CurrentMemoryContext,

@@ -42,6 +42,8 @@ typedef struct OutboxOutcome
 	const pg_uuid_t *processed_by;
 	int			progress;		/* bits to set */
 	bool		keep;			/* even if its like is not kept */
+	bool		leave_nothing;	/* not kept, whatever the policy */
+	bool		frees_key;		/* its dedupe key can be used again */
 } OutboxOutcome;
 
 extern void outbox_history_begin(OutboxHistory *history, OutboxTable *queue,

@@ -1,5 +1,19 @@
 -- schema.sql: the schema, and the words of the contract.
 
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_namespace n WHERE n.nspname = 'outbox') THEN
+        RAISE EXCEPTION 'schema "outbox" exists already'
+            USING ERRCODE = 'duplicate_schema',
+                  DETAIL = 'The extension makes this schema itself, so that nobody else '
+                           'owns what is in it.',
+                  HINT = 'Drop the schema if it is empty, or give it another name: '
+                         'ALTER SCHEMA outbox RENAME TO ...; '
+                         'then run CREATE EXTENSION outbox again.';
+    END IF;
+END
+$$;
+
 CREATE SCHEMA outbox;
 
 COMMENT ON SCHEMA outbox IS 'Transactional outbox, work queue and fan-in joins.';

@@ -6,140 +6,99 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON TYPE outbox.message, outbox.enqueue_result, outbox.work_item FROM PUBLIC;
 
--- grant_producer(role)
---     Lets a role enqueue, and nothing else: it cannot read a message.
-CREATE FUNCTION outbox.grant_producer(role regrole)
-RETURNS void
-LANGUAGE plpgsql VOLATILE
+-- _rights(kind)
+--     What a producer, a worker, a monitor or an admin is granted, as GRANT and
+--     REVOKE spell it, with the function if it is one.
+CREATE FUNCTION outbox._rights(kind text)
+RETURNS TABLE (granted text, function oid)
+LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-BEGIN
-    PERFORM outbox._grant(role, ARRAY[
-        'enqueue', 'try_enqueue', 'enqueue_many', 'enqueue_batch',
-        'start_join', 'attach_message_to_join', 'enqueue_step', 'enqueue_join_wait', 'cancel_join',
-        'schedule_timer', 'cancel_timer', 'route_store'], '{}');
-END
-$$;
-
-COMMENT ON FUNCTION outbox.grant_producer(regrole) IS
-    'Lets a role enqueue messages.';
-
--- grant_worker(role)
---     Lets a role take messages and settle them.
-CREATE FUNCTION outbox.grant_worker(role regrole)
-RETURNS void
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    PERFORM outbox._grant(role, ARRAY[
-        'claim', 'ack', 'nack', 'abandon', 'fail', 'renew', 'release',
-        'ack_one', 'nack_one', 'fail_one', 'renew_one', 'release_one',
-        'reap', 'reap_expired', 'status_name', 'reason_name',
-        'report_step_completed', 'report_step_failed', 'process_join_waits',
-        'register_handler', 'unregister_handler',
-        'receive', 'claim_inbox', 'ack_inbox', 'nack_inbox', 'fail_inbox', 'renew_inbox',
-        'release_inbox', 'reap_inbox',
-        'process_work_batch', 'heartbeat', 'deregister_instance',
-        'claim_timers', 'ack_timers', 'abandon_timers', 'fail_timers', 'renew_timers',
-        'reap_expired_timers',
-        'claim_job_runs', 'ack_job_runs', 'abandon_job_runs', 'fail_job_runs', 'renew_job_runs',
-        'reap_expired_job_runs',
-        'dispatch_due', 'route_store',
-        'start_receptor', 'complete_receptor', 'fail_receptor',
-        'start_perspective', 'complete_perspective', 'fail_perspective'], '{}');
+    SELECT format('EXECUTE ON ROUTINE %s', p.oid::regprocedure), p.oid
+      FROM pg_proc p
+     WHERE p.pronamespace = 'outbox'::regnamespace
+       AND CASE kind
+           WHEN 'producer' THEN p.proname IN (
+               'enqueue', 'try_enqueue', 'enqueue_many', 'enqueue_many_json', 'enqueue_batch',
+               'start_join', 'attach_message_to_join', 'enqueue_step', 'enqueue_join_wait',
+               'cancel_join', 'schedule_timer', 'cancel_timer', 'route_store')
+           WHEN 'worker' THEN p.proname IN (
+               'claim', 'ack', 'nack', 'abandon', 'fail', 'renew', 'release',
+               'ack_one', 'nack_one', 'fail_one', 'renew_one', 'release_one',
+               'reap', 'reap_expired', 'status_name', 'reason_name',
+               'report_step_completed', 'report_step_failed', 'process_join_waits',
+               'register_handler', 'unregister_handler',
+               'receive', 'claim_inbox', 'ack_inbox', 'nack_inbox', 'fail_inbox', 'renew_inbox',
+               'release_inbox', 'reap_inbox',
+               'process_work_batch', 'heartbeat', 'deregister_instance',
+               'claim_timers', 'ack_timers', 'abandon_timers', 'fail_timers', 'renew_timers',
+               'reap_expired_timers',
+               'claim_job_runs', 'ack_job_runs', 'abandon_job_runs', 'fail_job_runs',
+               'renew_job_runs', 'reap_expired_job_runs',
+               'dispatch_due',
+               'start_receptor', 'complete_receptor', 'fail_receptor',
+               'start_perspective', 'complete_perspective', 'fail_perspective')
+           WHEN 'monitor' THEN p.proname IN (
+               'status_name', 'join_status_name', 'reason_name', 'status', 'explain_message',
+               -- called by views with the rights of the reader
+               '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
+               '_waiting_claims')
+           WHEN 'admin' THEN p.proname !~ '^(_|grant_|revoke_)' OR p.proname IN (
+               -- called by views and functions with the rights of the caller
+               '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
+               '_waiting_claims', '_run_handlers')
+           END
+    UNION ALL
     -- to write a handler, or to keep messages in variables
-    EXECUTE format('GRANT USAGE ON TYPE outbox.message TO %s', role);
-END
+    SELECT 'USAGE ON TYPE outbox.message', NULL
+     WHERE kind = 'worker'
+    UNION ALL
+    SELECT format('SELECT ON outbox.%I', c.relname), NULL
+      FROM pg_class c
+     WHERE c.relnamespace = 'outbox'::regnamespace
+       AND CASE kind
+           WHEN 'monitor' THEN c.relname IN (
+               'messages_info', 'topic_stats', 'topic_counts', 'leases', 'claimers', 'topics',
+               'handlers', 'join_progress',
+               'join_members', 'join_waits', 'instances', 'upcoming',
+                'stores', 'routes', 'default_route')
+           WHEN 'admin' THEN c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
+           END
+    UNION ALL
+    -- of others, all columns but payloads, headers, and what users have written
+    SELECT format('SELECT (%s) ON outbox.%I',
+                  string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum), c.relname),
+           NULL
+      FROM pg_class c
+      JOIN pg_attribute a ON a.attrelid = c.oid
+     WHERE kind = 'monitor'
+       AND c.relnamespace = 'outbox'::regnamespace
+       AND c.relname IN ('messages', 'dead_letters', 'failures', 'stream_heads', 'joins',
+                         'inbox', 'dead_inbox', 'dead_timers', 'dead_job_runs',
+                         'receptor_processing', 'perspective_checkpoints',
+                         'timers', 'jobs', 'job_runs')
+       AND a.attnum > 0
+       AND NOT a.attisdropped
+       AND a.attname NOT IN ('payload', 'headers', 'last_error', 'error', 'metadata', 'output')
+     GROUP BY c.relname
 $$;
 
-COMMENT ON FUNCTION outbox.grant_worker(regrole) IS
-    'Lets a role take messages and settle them.';
+COMMENT ON FUNCTION outbox._rights(text) IS
+    'What a producer, a worker, a monitor or an admin is granted.';
 
--- grant_monitor(role)
---     Lets a role see what is going on, but no payload, no headers and no
---     error texts.
-CREATE FUNCTION outbox.grant_monitor(role regrole)
-RETURNS void
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    harmless text;
-BEGIN
-    PERFORM outbox._grant(
-        role,
-        ARRAY['status_name', 'join_status_name', 'reason_name', 'status', 'explain_message',
-              'route_store', '_partition_number', '_leased_ids'],
-        ARRAY['topic_stats', 'leases', 'topics', 'handlers', 'join_progress', 'join_members',
-              'join_waits', 'instances', 'upcoming', 'stores', 'routes', 'default_route']);
-    FOR harmless IN
-        SELECT format('GRANT SELECT (%s) ON outbox.%I TO %s',
-                      string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum),
-                      c.relname, role)
-          FROM pg_class c
-          JOIN pg_attribute a ON a.attrelid = c.oid
-         WHERE c.relnamespace = 'outbox'::regnamespace
-           AND c.relname IN ('messages', 'dead_letters', 'stream_heads', 'joins', 'inbox',
-                             'receptor_processing', 'perspective_checkpoints',
-                             'timers', 'jobs', 'job_runs')
-           AND a.attnum > 0
-           AND NOT a.attisdropped
-           AND a.attname NOT IN ('payload', 'headers', 'last_error', 'error', 'metadata', 'output')
-         GROUP BY c.relname
-    LOOP
-        EXECUTE harmless;
-    END LOOP;
-END
-$$;
-
-COMMENT ON FUNCTION outbox.grant_monitor(regrole) IS
-    'Lets a role see what is going on, but no payloads.';
-
--- grant_admin(role)
---     Lets a role do all that the extension offers, and read everything. It
---     does not let it write the tables.
-CREATE FUNCTION outbox.grant_admin(role regrole)
-RETURNS void
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    PERFORM outbox._grant(
-        role,
-        ARRAY(SELECT p.proname
-                FROM pg_proc p
-               WHERE p.pronamespace = 'outbox'::regnamespace
-                 AND (p.proname !~ '^(_|grant_)'
-                      -- those that others call with the rights of the caller
-                      OR p.proname IN ('_partition_number', '_leased_ids', '_run_handlers'))),
-        ARRAY(SELECT c.relname
-                FROM pg_class c
-               WHERE c.relnamespace = 'outbox'::regnamespace
-                 AND c.relkind IN ('r', 'p', 'v')
-                 AND NOT c.relispartition));
-END
-$$;
-
-COMMENT ON FUNCTION outbox.grant_admin(regrole) IS
-    'Lets a role do all that the extension offers.';
-
--- _grant(role, functions, relations)
---     Grants USAGE of the schema, EXECUTE of all functions with these names, and
---     SELECT of these relations. A partition of the archive that is made at the
---     same time updates the archive's row of pg_class, as GRANT does, and so does
---     another call of this function: the lock keeps them apart.
-CREATE FUNCTION outbox._grant(
-    role      regrole,
-    functions text[],
-    relations text[]
+-- _begin_rights(role)
+--     Checks the role. Two sessions that grant at the same time would update the
+--     same rows of the catalogs, and so would one that makes a partition of the
+--     archive: the locks keep them apart. Of these, only VACUUM and DDL conflict
+--     with the first, and nobody keeps it for long.
+CREATE FUNCTION outbox._begin_rights(
+    role regrole,
+    kind text
 )
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    grantable text;
 BEGIN
     IF role IS NULL THEN
         RAISE EXCEPTION 'role must not be null'
@@ -149,27 +108,195 @@ BEGIN
         RAISE EXCEPTION 'role with OID % does not exist', role::oid
             USING ERRCODE = 'undefined_object';
     END IF;
-    LOCK TABLE outbox.archive IN SHARE UPDATE EXCLUSIVE MODE;
+    LOCK TABLE outbox.topics IN SHARE UPDATE EXCLUSIVE MODE;
+    IF kind = 'admin' THEN
+        LOCK TABLE outbox.archive IN SHARE UPDATE EXCLUSIVE MODE;
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._begin_rights(regrole, text) IS
+    'Checks a role, and keeps others from granting at the same time.';
+
+-- _grant(role, kind)
+--     What the grant functions have in common.
+CREATE FUNCTION outbox._grant(
+    role regrole,
+    kind text
+)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    granted text;
+BEGIN
+    PERFORM outbox._begin_rights(role, kind);
     EXECUTE format('GRANT USAGE ON SCHEMA outbox TO %s', role);
-    FOR grantable IN
-        SELECT format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure, role)
-          FROM pg_proc p
-         WHERE p.pronamespace = 'outbox'::regnamespace
-           AND p.proname = ANY (functions)
-         UNION ALL
-        SELECT format('GRANT SELECT ON outbox.%I TO %s', r, role)
-          FROM unnest(relations) r
-    LOOP
-        EXECUTE grantable;
+    FOR granted IN SELECT r.granted FROM outbox._rights(kind) r LOOP
+        EXECUTE format('GRANT %s TO %s', granted, role);
     END LOOP;
 END
 $$;
 
-COMMENT ON FUNCTION outbox._grant(regrole, text[], text[]) IS
+COMMENT ON FUNCTION outbox._grant(regrole, text) IS
     'What the grant functions have in common.';
 
+-- _kinds(role)
+--     What a role is by the rights that it has been granted itself: of each kind,
+--     whether it has all the functions.
+CREATE FUNCTION outbox._kinds(role regrole)
+RETURNS SETOF text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT k.kind
+      FROM unnest(ARRAY['producer', 'worker', 'monitor', 'admin']) k(kind)
+     WHERE (SELECT bool_and(EXISTS (SELECT FROM aclexplode(p.proacl) a
+                                     WHERE a.grantee = role AND a.privilege_type = 'EXECUTE'))
+              FROM outbox._rights(k.kind) r
+              JOIN pg_proc p ON p.oid = r.function)
+$$;
+
+COMMENT ON FUNCTION outbox._kinds(regrole) IS
+    'Whether a role is a producer, a worker, a monitor, an admin.';
+
+-- _revoke(role, kind)
+--     Takes back what _grant has granted, but not what the role has as something
+--     else. An admin is everything, so that is taken back as a whole.
+CREATE FUNCTION outbox._revoke(
+    role regrole,
+    kind text
+)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    kinds   text[] := ARRAY[kind];
+    others  text[];
+    granted text;
+BEGIN
+    PERFORM outbox._begin_rights(role, kind);
+    IF kind = 'admin' THEN
+        kinds := ARRAY['producer', 'worker', 'monitor', 'admin'];
+    ELSE
+        SELECT array_agg(k) INTO others FROM outbox._kinds(role) k WHERE k <> kind;
+    END IF;
+    FOR granted IN
+        SELECT r.granted FROM unnest(kinds) k, outbox._rights(k) r
+        EXCEPT
+        SELECT r.granted FROM unnest(others) k, outbox._rights(k) r
+    LOOP
+        EXECUTE format('REVOKE %s FROM %s', granted, role);
+    END LOOP;
+    IF others IS NULL THEN
+        EXECUTE format('REVOKE USAGE ON SCHEMA outbox FROM %s', role);
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._revoke(regrole, text) IS
+    'What the revoke functions have in common.';
+
+-- grant_producer(role)
+--     Lets a role enqueue, and nothing else: it cannot read a message.
+CREATE FUNCTION outbox.grant_producer(role regrole)
+RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._grant(role, 'producer') $$;
+
+COMMENT ON FUNCTION outbox.grant_producer(regrole) IS
+    'Lets a role enqueue messages.';
+
+-- grant_worker(role)
+--     Lets a role take messages and settle them.
+CREATE FUNCTION outbox.grant_worker(role regrole)
+RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._grant(role, 'worker') $$;
+
+COMMENT ON FUNCTION outbox.grant_worker(regrole) IS
+    'Lets a role take messages and settle them.';
+
+-- grant_monitor(role)
+--     Lets a role see what is going on, but no payload, no headers and no
+--     error texts.
+CREATE FUNCTION outbox.grant_monitor(role regrole)
+RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._grant(role, 'monitor') $$;
+
+COMMENT ON FUNCTION outbox.grant_monitor(regrole) IS
+    'Lets a role see what is going on, but no payloads.';
+
+-- grant_admin(role)
+--     Lets a role do all that the extension offers, and read everything. It
+--     does not let it write the tables.
+CREATE FUNCTION outbox.grant_admin(role regrole)
+RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._grant(role, 'admin') $$;
+
+COMMENT ON FUNCTION outbox.grant_admin(regrole) IS
+    'Lets a role do all that the extension offers.';
+
+-- revoke_producer(role)
+--     Takes back what grant_producer has granted, but not what the role has by
+--     another of the grant functions.
+CREATE FUNCTION outbox.revoke_producer(role regrole)
+RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._revoke(role, 'producer') $$;
+
+COMMENT ON FUNCTION outbox.revoke_producer(regrole) IS
+    'A role is a producer no longer.';
+
+-- revoke_worker(role)
+--     Takes back what grant_worker has granted, but not what the role has by
+--     another of the grant functions.
+CREATE FUNCTION outbox.revoke_worker(role regrole)
+RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._revoke(role, 'worker') $$;
+
+COMMENT ON FUNCTION outbox.revoke_worker(regrole) IS
+    'A role is a worker no longer.';
+
+-- revoke_monitor(role)
+--     Takes back what grant_monitor has granted, but not what the role has by
+--     another of the grant functions.
+CREATE FUNCTION outbox.revoke_monitor(role regrole)
+RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._revoke(role, 'monitor') $$;
+
+COMMENT ON FUNCTION outbox.revoke_monitor(regrole) IS
+    'A role is a monitor no longer.';
+
+-- revoke_admin(role)
+--     Takes everything back that any of the grant functions has granted.
+CREATE FUNCTION outbox.revoke_admin(role regrole)
+RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT outbox._revoke(role, 'admin') $$;
+
+COMMENT ON FUNCTION outbox.revoke_admin(regrole) IS
+    'A role is an admin no longer.';
+
 REVOKE ALL ON FUNCTION
-    outbox.grant_producer(regrole), outbox.grant_worker(regrole),
-    outbox.grant_monitor(regrole), outbox.grant_admin(regrole),
-    outbox._grant(regrole, text[], text[])
+    outbox._rights(text), outbox._begin_rights(regrole, text),
+    outbox._grant(regrole, text), outbox._kinds(regrole), outbox._revoke(regrole, text),
+    outbox.grant_producer(regrole), outbox.revoke_producer(regrole),
+    outbox.grant_worker(regrole), outbox.revoke_worker(regrole),
+    outbox.grant_monitor(regrole), outbox.revoke_monitor(regrole),
+    outbox.grant_admin(regrole), outbox.revoke_admin(regrole)
 FROM PUBLIC;
