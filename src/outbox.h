@@ -15,6 +15,16 @@
 #define OUTBOX_DEFAULT_NAMESPACE "default"
 
 /* Limits of the contract, in characters where they speak of text. */
+/* In bytes, so that what was enqueued can be handed out with all that it has. */
+#define OUTBOX_MAX_PAYLOAD (256 * 1024 * 1024)
+#define OUTBOX_MAX_HEADERS (1024 * 1024)
+
+/*
+ * Longest delay of a retry.  A driver that counts in milliseconds or less where
+ * seconds are meant goes beyond it.
+ */
+#define OUTBOX_MAX_DELAY_DAYS 366
+
 #define OUTBOX_MAX_NAME 255
 #define OUTBOX_MAX_BATCH 10000
 #define OUTBOX_MAX_LEASE_SECONDS 86400
@@ -45,6 +55,7 @@ typedef enum OutboxReason
 	OUTBOX_REASON_NONE = 0,
 	OUTBOX_REASON_MAX_ATTEMPTS = 5,
 	OUTBOX_REASON_EXPIRED = 6,
+	OUTBOX_REASON_CANCELLED = 9,
 	OUTBOX_REASON_UNKNOWN = 99
 } OutboxReason;
 

@@ -20,8 +20,8 @@
 #include "compat.h"
 #include "outbox.h"
 
-/* Longest delay of a retry: long enough for anything, and no overflow. */
-#define MAX_DELAY_DAYS 36525
+/* Longest list, so that what is made of it can be allocated. */
+#define MAX_LIST 10000000
 
 /* Where writing is forbidden, so is this function. */
 void
@@ -78,17 +78,25 @@ outbox_is_name(const text *value)
 		 pg_mbstrlen_with_len(VARDATA_ANY(value), len) <= OUTBOX_MAX_NAME);
 }
 
+/* Refuse a name that is empty or overlong. */
+void
+outbox_check_name(const text *value, const char *name)
+{
+	if (!outbox_is_name(value))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must have 1 to %d characters", name,
+						OUTBOX_MAX_NAME)));
+}
+
 /* A namespace or topic to look for: any, but not an empty or overlong one. */
 const text *
 outbox_arg_name_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
 {
 	const text *value = outbox_arg_text_or_null(fcinfo, arg);
 
-	if (value != NULL && !outbox_is_name(value))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must have 1 to %d characters", name,
-						OUTBOX_MAX_NAME)));
+	if (value != NULL)
+		outbox_check_name(value, name);
 	return value;
 }
 
@@ -126,6 +134,10 @@ outbox_arg_time_or_null(FunctionCallInfo fcinfo, int arg, TimestampTz *space)
 	return space;
 }
 
+/*
+ * A delay.  Its parts are looked at one by one, because they are added one after
+ * the other, and must not take a timestamp out of range meanwhile; or back.
+ */
 const Interval *
 outbox_arg_delay_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
 {
@@ -135,12 +147,14 @@ outbox_arg_delay_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
 	if (PG_ARGISNULL(arg))
 		return NULL;
 	value = PG_GETARG_INTERVAL_P(arg);
-	days = (double) value->month * DAYS_PER_MONTH + value->day +
-		(double) value->time / USECS_PER_DAY;
-	if (days < 0 || days > MAX_DELAY_DAYS)
+	days = (double) value->month * DAYS_PER_YEAR / MONTHS_PER_YEAR +
+		value->day + (double) value->time / USECS_PER_DAY;
+	if (value->month < 0 || value->day < 0 || value->time < 0 ||
+		days > OUTBOX_MAX_DELAY_DAYS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must be between 0 and 100 years", name)));
+				 errmsg("%s must be between 0 and %d days", name,
+						OUTBOX_MAX_DELAY_DAYS)));
 	return value;
 }
 
@@ -161,6 +175,11 @@ outbox_arg_array(FunctionCallInfo fcinfo, int arg, const char *name,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("%s must have one dimension", name)));
 	get_typlenbyvalalign(type, &typlen, &typbyval, &typalign);
+	if (ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array)) > MAX_LIST)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not have more than %d elements", name,
+						MAX_LIST)));
 	deconstruct_array(array, type, typlen, typbyval, typalign, values, isnull,
 					  n);
 }
@@ -174,4 +193,40 @@ outbox_arg_list(FunctionCallInfo fcinfo, int arg, const char *name,
 		*n = 0;
 	else
 		outbox_arg_array(fcinfo, arg, name, type, values, isnull, n);
+}
+
+static int
+cmp_id(const void *a, const void *b)
+{
+	int64		ia = *(const int64 *) a;
+	int64		ib = *(const int64 *) b;
+
+	return ia < ib ? -1 : ia > ib;
+}
+
+/* A list of ids, of which a null is an empty one: in order, and each once. */
+int64 *
+outbox_arg_ids(FunctionCallInfo fcinfo, int arg, const char *name, int *n)
+{
+	Datum	   *values;
+	bool	   *isnull;
+	int64	   *ids;
+	int			nvalues;
+	int			nids = 0;
+
+	outbox_arg_list(fcinfo, arg, name, INT8OID, &values, &isnull, &nvalues);
+	ids = palloc_array(int64, nvalues + 1);
+	for (int i = 0; i < nvalues; i++)
+	{
+		if (!isnull[i])
+			ids[nids++] = DatumGetInt64(values[i]);
+	}
+	qsort(ids, nids, sizeof(int64), cmp_id);
+	*n = 0;
+	for (int i = 0; i < nids; i++)
+	{
+		if (*n == 0 || ids[i] != ids[*n - 1])
+			ids[(*n)++] = ids[i];
+	}
+	return ids;
 }

@@ -19,6 +19,7 @@ extern const pg_uuid_t *outbox_arg_uuid_or_null(FunctionCallInfo fcinfo,
 												int arg);
 extern const text *outbox_arg_text_or_null(FunctionCallInfo fcinfo, int arg);
 extern bool outbox_is_name(const text *value);
+extern void outbox_check_name(const text *value, const char *name);
 extern const text *outbox_arg_name(FunctionCallInfo fcinfo, int arg,
 								   const char *name);
 extern const text *outbox_arg_name_or_null(FunctionCallInfo fcinfo, int arg,
@@ -35,5 +36,7 @@ extern void outbox_arg_array(FunctionCallInfo fcinfo, int arg,
 extern void outbox_arg_list(FunctionCallInfo fcinfo, int arg, const char *name,
 							Oid type, Datum **values, bool **isnull, int *n);
 extern const text *outbox_empty_to_null(const text *value);
+extern int64 *outbox_arg_ids(FunctionCallInfo fcinfo, int arg,
+							 const char *name, int *n);
 
 #endif							/* OUTBOX_ARGS_H */

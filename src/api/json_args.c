@@ -3,13 +3,14 @@
  *	  Lists of records given as JSON.
  *
  * The caller describes the fields of a record in a table; here the list is
- * taken apart.  Keys may be in PascalCase instead of snake_case.  Whatever does
+ * taken apart.  Keys may be in PascalCase or camelCase instead of snake_case.  Whatever does
  * not fit - no list, no object, an unknown key, a value of the wrong type or
  * form - is 22023, and the message says where.
  */
 #include "postgres.h"
 
 #include "lib/stringinfo.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/jsonb.h"
@@ -122,16 +123,22 @@ get_int(const Place *place, const JsonbValue *value)
 	return result;
 }
 
-static void *
-get_payload(const JsonbValue *value)
+/* The text of a JSON value. */
+static text *
+json_text(JsonbValue *value)
 {
-	Jsonb	   *json;
+	Jsonb	   *json = JsonbValueToJsonb(value);
 
+	return cstring_to_text(JsonbToCString(NULL, &json->root, VARSIZE(json)));
+}
+
+static void *
+get_payload(JsonbValue *value)
+{
 	if (value->type == jbvString)
 		return cstring_to_text_with_len(value->val.string.val,
 										value->val.string.len);
-	json = JsonbValueToJsonb((JsonbValue *) value);
-	return cstring_to_text(JsonbToCString(NULL, &json->root, VARSIZE(json)));
+	return json_text(value);
 }
 
 /* What the record's member is to point to. */
@@ -163,14 +170,12 @@ get_value(const Place *place, OutboxJsonKind kind, JsonbValue *value)
 	pg_unreachable();
 }
 
-/* A key as the fields are called: "MessageId" is "message_id". */
+/* A key as the fields are called: "MessageId" and "messageId" are "message_id". */
 static char *
 snake_case(const char *key, int len)
 {
 	StringInfoData name;
 
-	if (len == 0 || !(key[0] >= 'A' && key[0] <= 'Z'))
-		return pnstrdup(key, len);
 	initStringInfo(&name);
 	for (int i = 0; i < len; i++)
 	{
@@ -226,6 +231,27 @@ require_array(Jsonb *json, const char *what)
 				 errmsg("%s must be a JSON array", what)));
 }
 
+/* All elements must be objects; looked at first, so that nothing is made of others. */
+static void
+require_objects(Jsonb *json, const char *what)
+{
+	JsonbIterator *it = JsonbIteratorInit(&json->root);
+	JsonbValue	value;
+	int			index = 0;
+
+	(void) JsonbIteratorNext(&it, &value, false);	/* the array itself */
+	while (JsonbIteratorNext(&it, &value, true) == WJB_ELEM)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (value.type != jbvBinary ||
+			!JsonContainerIsObject(value.val.binary.data))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("%s[%d] must be an object", what, index)));
+		index++;
+	}
+}
+
 /*
  * Take a list of records apart.  Returns an array of *n records of the given
  * size, zero but for the members that the fields point out.
@@ -241,25 +267,45 @@ outbox_json_records(Jsonb *json, const char *what,
 	char	   *records;
 
 	require_array(json, what);
+	require_objects(json, what);
 	*n = JB_ROOT_COUNT(json);
 	records = MemoryContextAllocExtended(CurrentMemoryContext,
 										 size * (*n + 1),
 										 MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
 	it = JsonbIteratorInit(&json->root);
-	(void) JsonbIteratorNext(&it, &value, false);	/* the array itself */
+	(void) JsonbIteratorNext(&it, &value, false);
 	while (JsonbIteratorNext(&it, &value, true) == WJB_ELEM)
 	{
-		if (value.type != jbvBinary ||
-			!JsonContainerIsObject(value.val.binary.data))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("%s[%d] must be an object", what, place.index)));
+		CHECK_FOR_INTERRUPTS();
 		Assert(place.index < *n);
 		read_record(&place, value.val.binary.data, fields, nfields,
 					records + size * place.index);
 		place.index++;
 	}
 	return records;
+}
+
+/* Take a list of payloads apart, each as the JSON that it is. */
+const text **
+outbox_json_payloads(Jsonb *json, const char *what, int *n)
+{
+	JsonbIterator *it;
+	JsonbValue	value;
+	const text **payloads;
+
+	require_array(json, what);
+	payloads = MemoryContextAllocHuge(CurrentMemoryContext,
+									  sizeof(text *) * (JB_ROOT_COUNT(json) + 1));
+	*n = 0;
+	it = JsonbIteratorInit(&json->root);
+	(void) JsonbIteratorNext(&it, &value, false);
+	while (JsonbIteratorNext(&it, &value, true) == WJB_ELEM)
+	{
+		CHECK_FOR_INTERRUPTS();
+		Assert(*n < JB_ROOT_COUNT(json));
+		payloads[(*n)++] = json_text(&value);
+	}
+	return payloads;
 }
 
 /* Read a list of UUIDs, *n of them. */

@@ -33,6 +33,7 @@ extern void *outbox_json_records(Jsonb *json, const char *what,
 								 const OutboxJsonField *fields, int nfields,
 								 size_t size, int *n);
 
+extern const text **outbox_json_payloads(Jsonb *json, const char *what, int *n);
 extern pg_uuid_t *outbox_json_uuids(Jsonb *json, const char *what, int *n);
 
 #endif							/* OUTBOX_JSON_ARGS_H */

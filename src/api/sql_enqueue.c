@@ -155,27 +155,16 @@ outbox_try_enqueue_jsonb(PG_FUNCTION_ARGS)
 	return try_enqueue_one(fcinfo, payload_from_jsonb(fcinfo));
 }
 
-/*
- * outbox.enqueue_many(topic text, payloads text[], namespace text,
- *					   headers jsonb, due_time timestamptz, stream_id uuid)
- *		RETURNS uuid[]
- *		Messages that differ in nothing but their payloads.
- */
-PG_FUNCTION_INFO_V1(outbox_enqueue_many);
-Datum
-outbox_enqueue_many(PG_FUNCTION_ARGS)
+/* What enqueue_many() and its twin do with n payloads. */
+static Datum
+enqueue_many(FunctionCallInfo fcinfo, const text **payloads, int n)
 {
 	OutboxMessage prototype = {NULL};
 	OutboxMessage *messages;
 	TimestampTz due_time;
-	Datum	   *payloads;
-	bool	   *isnull;
 	Datum	   *result;
-	int			n;
 
-	outbox_begin_call("outbox.enqueue_many()");
 	prototype.topic = outbox_arg_text_or_null(fcinfo, 0);
-	outbox_arg_array(fcinfo, 1, "payloads", TEXTOID, &payloads, &isnull, &n);
 	prototype.namespace = outbox_arg_text_or_null(fcinfo, 2);
 	if (!PG_ARGISNULL(3))
 		prototype.headers = PG_GETARG_JSONB_P(3);
@@ -189,12 +178,9 @@ outbox_enqueue_many(PG_FUNCTION_ARGS)
 									  (Size) (n + 1) * sizeof(OutboxMessage));
 	for (int i = 0; i < n; i++)
 	{
-		if (isnull[i])
-			ereport(ERROR,
-					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("payloads must not contain nulls")));
 		messages[i] = prototype;
-		messages[i].payload = DatumGetTextPP(payloads[i]);
+		messages[i].payload = payloads[i];
+		outbox_check_payload(payloads[i], "");
 	}
 	if (n > 0)
 		outbox_enqueue(outbox_store(OUTBOX_QUEUE), messages, n);
@@ -204,6 +190,52 @@ outbox_enqueue_many(PG_FUNCTION_ARGS)
 		result[i] = UUIDPGetDatum(&messages[i].message_id);
 	PG_RETURN_ARRAYTYPE_P(construct_array(result, n, UUIDOID, UUID_LEN, false,
 										  TYPALIGN_CHAR));
+}
+
+/*
+ * outbox.enqueue_many(topic text, payloads text[], namespace text,
+ *					   headers jsonb, due_time timestamptz, stream_id uuid)
+ *		RETURNS uuid[]
+ *		Messages that differ in nothing but their payloads.
+ */
+PG_FUNCTION_INFO_V1(outbox_enqueue_many);
+Datum
+outbox_enqueue_many(PG_FUNCTION_ARGS)
+{
+	const text **payloads;
+	Datum	   *values;
+	bool	   *isnull;
+	int			n;
+
+	outbox_begin_call("outbox.enqueue_many()");
+	outbox_arg_array(fcinfo, 1, "payloads", TEXTOID, &values, &isnull, &n);
+	payloads = palloc_array(const text *, n + 1);
+	for (int i = 0; i < n; i++)
+	{
+		if (isnull[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("payloads must not contain nulls")));
+		payloads[i] = DatumGetTextPP(values[i]);
+	}
+	return enqueue_many(fcinfo, payloads, n);
+}
+
+/*
+ * outbox.enqueue_many_json(topic text, payloads jsonb, ...) RETURNS uuid[]
+ *		The same; the payloads are the elements of a JSON array.
+ */
+PG_FUNCTION_INFO_V1(outbox_enqueue_many_json);
+Datum
+outbox_enqueue_many_json(PG_FUNCTION_ARGS)
+{
+	const text **payloads;
+	int			n;
+
+	outbox_begin_call("outbox.enqueue_many_json()");
+	outbox_require(fcinfo, 1, "payloads");
+	payloads = outbox_json_payloads(PG_GETARG_JSONB_P(1), "payloads", &n);
+	return enqueue_many(fcinfo, payloads, n);
 }
 
 /*

@@ -390,46 +390,25 @@ TWIN(outbox_fail_job_runs, fail_messages, OUTBOX_RUNS, MANY)
 TWIN(outbox_renew_job_runs, renew_messages, OUTBOX_RUNS, MANY)
 TWIN(outbox_reap_job_runs, reap_messages, OUTBOX_RUNS)
 
-static int
-cmp_id(const void *a, const void *b)
-{
-	int64		ia = *(const int64 *) a;
-	int64		ib = *(const int64 *) b;
-
-	return ia < ib ? -1 : ia > ib;
-}
-
 /*
  * outbox.requeue(ids bigint[]) RETURNS int
- *		Put dead messages back into the queue.
+ *		Put dead messages back.
  */
-PG_FUNCTION_INFO_V1(outbox_requeue_messages);
-Datum
-outbox_requeue_messages(PG_FUNCTION_ARGS)
+static Datum
+requeue_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
-	Datum	   *values;
-	bool	   *isnull;
 	int64	   *ids;
-	int			nvalues;
-	int			nids = 0;
-	int			n = 0;
+	int			n;
 
 	outbox_begin_call("outbox.requeue()");
-	outbox_arg_list(fcinfo, 0, "ids", INT8OID, &values, &isnull, &nvalues);
-	ids = palloc_array(int64, nvalues + 1);
-	for (int i = 0; i < nvalues; i++)
-	{
-		if (!isnull[i])
-			ids[nids++] = DatumGetInt64(values[i]);
-	}
-	qsort(ids, nids, sizeof(int64), cmp_id);
-	for (int i = 0; i < nids; i++)
-	{
-		if (n == 0 || ids[i] != ids[n - 1])
-			ids[n++] = ids[i];
-	}
-	PG_RETURN_INT32(outbox_requeue(ids, n));
+	ids = outbox_arg_ids(fcinfo, 0, "ids", &n);
+	PG_RETURN_INT32(outbox_requeue(outbox_store(kind), ids, n));
 }
+
+TWIN(outbox_requeue_messages, requeue_messages, OUTBOX_QUEUE)
+TWIN(outbox_requeue_inbox, requeue_messages, OUTBOX_INBOX)
+TWIN(outbox_requeue_timers, requeue_messages, OUTBOX_TIMERS)
+TWIN(outbox_requeue_job_runs, requeue_messages, OUTBOX_RUNS)
 
 /*
  * outbox.requeue_one(id bigint) RETURNS int
@@ -445,7 +424,7 @@ outbox_requeue_one(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(0))
 		PG_RETURN_INT32(0);
 	id = PG_GETARG_INT64(0);
-	PG_RETURN_INT32(outbox_requeue(&id, 1));
+	PG_RETURN_INT32(outbox_requeue(outbox_store(OUTBOX_QUEUE), &id, 1));
 }
 
 static bool

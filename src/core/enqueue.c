@@ -9,6 +9,7 @@
  */
 #include "postgres.h"
 
+#include "access/detoast.h"
 #include "access/htup_details.h"
 #include "access/xact.h"
 #include "commands/async.h"
@@ -16,6 +17,7 @@
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
@@ -135,6 +137,48 @@ check_dedupe_tenant(const OutboxMessage *message, const char *prefix)
 				 errhint("The topic's policy can turn this check off: outbox.configure_topic(..., check_dedupe_tenant => false).")));
 }
 
+/* Refuse a payload that is none, or that could not be handed out with the rest. */
+void
+outbox_check_payload(const text *payload, const char *prefix)
+{
+	if (payload == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%spayload must not be null", prefix)));
+	if (VARSIZE_ANY_EXHDR(payload) > OUTBOX_MAX_PAYLOAD)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%spayload must not be longer than %d MB", prefix,
+						OUTBOX_MAX_PAYLOAD / (1024 * 1024))));
+}
+
+/* The same with headers, which may be absent, or compressed. */
+static void
+check_headers(const Jsonb *headers, const char *prefix)
+{
+	const Jsonb *plain;
+	bool		fits;
+
+	if (headers == NULL)
+		return;
+	fits = toast_raw_datum_size(PointerGetDatum(headers)) <= OUTBOX_MAX_HEADERS;
+	if (fits)
+	{
+		plain = DatumGetJsonbP(PointerGetDatum(headers));
+		if (!JB_ROOT_IS_OBJECT(plain))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("%sheaders must be a JSON object", prefix)));
+		if (plain != headers)
+			pfree(unconstify(Jsonb *, plain));
+	}
+	else
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%sheaders must not be larger than %d MB", prefix,
+						OUTBOX_MAX_HEADERS / (1024 * 1024))));
+}
+
 /*
  * Refuse what the contract refuses.  The prefix, if not empty, says which
  * message it is, before the name of the argument.
@@ -146,10 +190,8 @@ outbox_check_message(const OutboxMessage *message, const char *prefix)
 	check_name(prefix, "namespace", message->namespace, true);
 	check_name(prefix, "correlation_id", message->correlation_id, false);
 	check_name(prefix, "dedupe_key", message->dedupe_key, false);
-	if (message->payload == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("%spayload must not be null", prefix)));
+	outbox_check_payload(message->payload, prefix);
+	check_headers(message->headers, prefix);
 	check_dedupe_tenant(message, prefix);
 }
 
@@ -159,10 +201,8 @@ outbox_check_received(const OutboxMessage *message, const char *prefix)
 {
 	check_name(prefix, "handler_name", message->topic, true);
 	check_name(prefix, "source", message->correlation_id, false);
-	if (message->payload == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("%spayload must not be null", prefix)));
+	outbox_check_payload(message->payload, prefix);
+	check_headers(message->headers, prefix);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -375,7 +415,49 @@ cmp_stream(const void *a, const void *b)
 	return cmp;
 }
 
-/* Take the dedupe keys; who does not get his is not enqueued. */
+/* Must the message take its dedupe key?  One that comes back has it, or had it. */
+static bool
+wants_key(const OutboxMessage *message)
+{
+	return message->dedupe_key != NULL &&
+		(message->replayed_id == 0 || message->retakes_key);
+}
+
+/*
+ * Another message has the key: a new one is not enqueued, and one that comes
+ * back does so without.
+ */
+static void
+miss_key(OutboxMessage *message, const pg_uuid_t *holder)
+{
+	if (message->replayed_id == 0)
+	{
+		message->enqueued = false;
+		message->message_id = *holder;
+	}
+	else if (!outbox_uuid_equal(holder, &message->message_id))
+		message->dedupe_key = NULL;
+}
+
+/* For errors that come up while another transaction is waited for. */
+static void
+say_which_key(void *arg)
+{
+	const OutboxMessage *message = arg;
+
+	errcontext("taking the dedupe key of a message of topic \"%s\"",
+			   text_to_cstring(message->topic));
+}
+
+static void
+say_which_stream(void *arg)
+{
+	errcontext("enqueueing in stream %s",
+			   DatumGetCString(DirectFunctionCall1(uuid_out,
+												   UUIDPGetDatum((pg_uuid_t *) arg))));
+}
+
+/* Take the dedupe keys. */
 static void
 take_keys(OutboxMessage *messages, int nmessages)
 {
@@ -384,7 +466,7 @@ take_keys(OutboxMessage *messages, int nmessages)
 
 	for (int i = 0; i < nmessages; i++)
 	{
-		if (messages[i].dedupe_key == NULL || messages[i].replayed_id != 0)
+		if (!wants_key(&messages[i]))
 			continue;
 		outbox_dedupe_digest(messages[i].namespace, messages[i].topic,
 							 messages[i].dedupe_key,
@@ -395,14 +477,14 @@ take_keys(OutboxMessage *messages, int nmessages)
 		qsort(keyed, nkeyed, sizeof(OutboxMessage *), cmp_digest);
 	for (int i = 0; i < nkeyed; i++)
 	{
+		ErrorContextCallback context = {error_context_stack, say_which_key, keyed[i]};
 		pg_uuid_t	holder;
 
+		error_context_stack = &context;
 		if (!outbox_dedupe_take(&keyed[i]->dedupe_digest,
 								&keyed[i]->message_id, &holder))
-		{
-			keyed[i]->enqueued = false;
-			keyed[i]->message_id = holder;
-		}
+			miss_key(keyed[i], &holder);
+		error_context_stack = context.previous;
 	}
 	pfree(keyed);
 }
@@ -454,9 +536,15 @@ insert_streams(Enqueuer *enqueuer, OutboxMessage *messages, int nmessages)
 	for (int i = 0; i < nstreamed; i = next)
 	{
 		OutboxStreamTurn turn;
+		ErrorContextCallback context = {
+			error_context_stack, say_which_stream,
+			unconstify(pg_uuid_t *, streamed[i]->stream_id)
+		};
 
+		error_context_stack = &context;
 		outbox_stream_turn_begin(&enqueuer->queue, streamed[i]->stream_id,
 								 &turn);
+		error_context_stack = context.previous;
 		if (turn.waited)
 			enqueuer->now = GetCurrentTimestamp();
 		insert_message(enqueuer, streamed[i], &turn);
@@ -524,7 +612,6 @@ void
 outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 			   int nmessages)
 {
-	const OutboxCatalog *catalog = outbox_catalog();
 	Enqueuer	enqueuer = {.now = GetCurrentTimestamp()};
 	bool		any_key = false;
 	bool		any_stream = false;
@@ -539,7 +626,7 @@ outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 		else
 			outbox_uuid7(enqueuer.now, &message->message_id);
 		any_stream |= message->stream_id != NULL;
-		any_key |= message->dedupe_key != NULL && message->replayed_id == 0;
+		any_key |= wants_key(message);
 	}
 
 	if (any_key)
@@ -554,7 +641,7 @@ outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 		if (messages[i].replayed_id != 0)
 			messages[i].id = messages[i].replayed_id;
 		else if (messages[i].enqueued)
-			messages[i].id = nextval_internal(catalog->sequence, false);
+			messages[i].id = nextval_internal(outbox_catalog()->sequence, false);
 	}
 
 	insert_streamless(&enqueuer, messages, nmessages);

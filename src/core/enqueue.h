@@ -29,6 +29,7 @@ typedef struct OutboxMessage
 	const pg_uuid_t *given_id;	/* message_id as the caller wants it */
 	int64		replayed_id;	/* not 0: it was in the queue before, as this */
 	TimestampTz replayed_created_at;
+	bool		retakes_key;	/* replayed: its dedupe key has been free */
 	bool		refused;		/* not to be enqueued after all */
 
 	/* results */
@@ -42,6 +43,7 @@ typedef struct OutboxMessage
 
 extern void outbox_check_message(const OutboxMessage *message,
 								 const char *prefix);
+extern void outbox_check_payload(const text *payload, const char *prefix);
 extern void outbox_check_received(const OutboxMessage *message,
 								  const char *prefix);
 extern void outbox_make_row(const OutboxMessage *message,

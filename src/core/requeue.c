@@ -5,7 +5,8 @@
  * A message that is brought back is the same message: it keeps its id, its
  * message_id, its creation time and its dedupe key.  Its attempts begin anew,
  * and in its stream it takes the last place, for its commit is that of the
- * transaction that brings it back.
+ * transaction that brings it back.  The key of one that was cancelled has been
+ * free since; if another message has taken it, the message comes back without.
  */
 #include "postgres.h"
 
@@ -17,6 +18,7 @@
 
 #include "core/enqueue.h"
 #include "core/requeue.h"
+#include "outbox.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/keylock.h"
@@ -71,6 +73,9 @@ revive(OutboxMessage *message, HeapTuple tuple, TupleDesc desc,
 	message->stream_id = get_pointer(tuple, H_STREAM_ID, desc);
 	message->due_time = get_time_pointer(tuple, H_DUE_TIME, desc);
 	message->expires_at = get_time_pointer(tuple, H_EXPIRES_AT, desc);
+	message->retakes_key =
+		DatumGetInt16(heap_getattr(tuple, H_FAILURE_REASON, desc, &isnull)) ==
+		OUTBOX_REASON_CANCELLED;
 	/* who brings back what has expired wants it delivered */
 	if (message->expires_at != NULL && *message->expires_at <= now)
 		message->expires_at = NULL;
@@ -106,11 +111,11 @@ exhume(OutboxTable *dead, OutboxProbe *probe, TupleTableSlot *slot, int64 id)
 }
 
 /*
- * Put dead messages back into the queue; how many there were.  The ids are in
- * order, each once.
+ * Put dead messages back into their live table; how many there were.  The ids
+ * must be in order, each once.
  */
 int
-outbox_requeue(const int64 *ids, int nids)
+outbox_requeue(const OutboxStore *store, const int64 *ids, int nids)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	OutboxMessage *messages = palloc_array(OutboxMessage, nids + 1);
@@ -120,9 +125,9 @@ outbox_requeue(const int64 *ids, int nids)
 	TupleTableSlot *slot;
 
 	CommandCounterIncrement();
-	outbox_table_open(&dead, outbox_store(OUTBOX_QUEUE)->dead, H_NATTS);
+	outbox_table_open(&dead, store->dead, H_NATTS);
 	slot = outbox_table_slot(&dead);
-	outbox_probe_begin(&probe, &dead, outbox_catalog()->dead_pkey);
+	outbox_probe_begin(&probe, &dead, store->dead_pkey);
 	for (int i = 0; i < nids; i++)
 	{
 		HeapTuple	tuple = exhume(&dead, &probe, slot, ids[i]);
@@ -137,7 +142,7 @@ outbox_requeue(const int64 *ids, int nids)
 
 	if (nmessages > 0)
 	{
-		outbox_enqueue(outbox_store(OUTBOX_QUEUE), messages, nmessages);
+		outbox_enqueue(store, messages, nmessages);
 		outbox_log("outbox requeue: count %d", nmessages);
 	}
 	return nmessages;

@@ -7,6 +7,8 @@
 
 #include "postgres.h"
 
-extern int	outbox_requeue(const int64 *ids, int nids);
+#include "table/catalog.h"
+
+extern int	outbox_requeue(const OutboxStore *store, const int64 *ids, int nids);
 
 #endif							/* OUTBOX_REQUEUE_H */

@@ -231,6 +231,8 @@ retry_at(Settler *settler, const OutboxPolicy *policy)
 													   IntervalPGetDatum(settler->settle->delay)));
 	delay = Min(ldexp(policy->backoff_base, Min(retries, 62)),
 				policy->backoff_max);
+	/* a policy that did not come through configure_topic may say anything */
+	delay = Min(Max(delay, 0), (double) OUTBOX_MAX_DELAY_DAYS * USECS_PER_DAY);
 	if (policy->backoff_jitter)
 		delay *= 0.5 + 0.5 * pg_prng_double(&pg_global_prng_state);
 	return settler->now + (TimestampTz) delay;

@@ -199,7 +199,9 @@ CREATE TABLE outbox.inbox_dead (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
-    payload        text        NOT NULL
+    payload        text        NOT NULL,
+
+    CONSTRAINT inbox_dead_pkey PRIMARY KEY (id)
 );
 
 CREATE INDEX inbox_dead_message_id_idx ON outbox.inbox_dead (message_id);
@@ -246,26 +248,79 @@ COMMENT ON COLUMN outbox.message_deduplication.message_id IS 'The message.';
 COMMENT ON COLUMN outbox.message_deduplication.first_seen_at IS 'When it first came in.';
 
 CREATE VIEW outbox.inbox AS
-SELECT q.id, q.message_id, q.source, q.handler_name, q.payload, q.headers,
-       q.stream_id, outbox._partition_number(q.stream_id) AS partition_number,
-       q.status, q.owner_token, q.locked_until, q.attempts, q.retry_count,
-       q.next_attempt_at, q.last_error, q.failure_reason, q.progress,
-       q.created_at, q.updated_at, false AS is_processed,
-       NULL::timestamptz AS processed_at, NULL::text AS processed_by
+SELECT q.id,
+       q.handler_name,
+       q.status,
+       outbox.status_name(q.status) AS state,
+       q.attempts - q.waived AS attempts,
+       q.retry_count,
+       q.created_at,
+       q.next_attempt_at,
+       q.owner_token,
+       q.locked_until,
+       q.updated_at,
+       false AS is_processed,
+       NULL::timestamptz AS processed_at,
+       NULL::text AS processed_by,
+       q.failure_reason,
+       q.last_error,
+       q.progress,
+       q.source,
+       q.stream_id,
+       outbox._partition_number(q.stream_id) AS partition_number,
+       q.message_id,
+       q.headers,
+       q.payload
   FROM outbox.inbox_queue q
 UNION ALL
-SELECT h.id, h.message_id, h.source, h.handler_name, h.payload, h.headers,
-       h.stream_id, outbox._partition_number(h.stream_id),
-       2::smallint, NULL, NULL, h.attempts, h.retry_count,
-       NULL, h.last_error, h.failure_reason, h.progress,
-       h.created_at, h.processed_at, true, h.processed_at, h.processed_by::text
+SELECT h.id,
+       h.handler_name,
+       2::smallint,
+       outbox.status_name(2),
+       h.attempts,
+       h.retry_count,
+       h.created_at,
+       NULL,
+       NULL,
+       NULL,
+       h.processed_at,
+       true,
+       h.processed_at,
+       h.processed_by::text,
+       h.failure_reason,
+       h.last_error,
+       h.progress,
+       h.source,
+       h.stream_id,
+       outbox._partition_number(h.stream_id),
+       h.message_id,
+       h.headers,
+       h.payload
   FROM outbox.inbox_done h
 UNION ALL
-SELECT h.id, h.message_id, h.source, h.handler_name, h.payload, h.headers,
-       h.stream_id, outbox._partition_number(h.stream_id),
-       3::smallint, NULL, NULL, h.attempts, h.retry_count,
-       NULL, h.last_error, h.failure_reason, h.progress,
-       h.created_at, h.processed_at, false, NULL, NULL
+SELECT h.id,
+       h.handler_name,
+       3::smallint,
+       outbox.status_name(3),
+       h.attempts,
+       h.retry_count,
+       h.created_at,
+       NULL,
+       NULL,
+       NULL,
+       h.processed_at,
+       false,
+       NULL,
+       NULL,
+       h.failure_reason,
+       h.last_error,
+       h.progress,
+       h.source,
+       h.stream_id,
+       outbox._partition_number(h.stream_id),
+       h.message_id,
+       h.headers,
+       h.payload
   FROM outbox.inbox_dead h;
 
 COMMENT ON VIEW outbox.inbox IS
@@ -280,6 +335,7 @@ COMMENT ON COLUMN outbox.inbox.stream_id IS 'Messages of a stream are handled on
 COMMENT ON COLUMN outbox.inbox.partition_number IS
     'The share of the streams to which its stream belongs.';
 COMMENT ON COLUMN outbox.inbox.status IS '0 ready, 1 in progress, 2 done, 3 failed.';
+COMMENT ON COLUMN outbox.inbox.state IS 'ready, in progress, done or failed: the status.';
 COMMENT ON COLUMN outbox.inbox.owner_token IS 'Who has the lease.';
 COMMENT ON COLUMN outbox.inbox.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.inbox.attempts IS 'How often it was handed out.';
@@ -293,6 +349,44 @@ COMMENT ON COLUMN outbox.inbox.updated_at IS 'When it last changed.';
 COMMENT ON COLUMN outbox.inbox.is_processed IS 'Whether it is done.';
 COMMENT ON COLUMN outbox.inbox.processed_at IS 'When it was done.';
 COMMENT ON COLUMN outbox.inbox.processed_by IS 'The owner who has done it.';
+
+CREATE VIEW outbox.dead_inbox AS
+SELECT d.id,
+       d.handler_name,
+       d.attempts,
+       outbox.reason_name(d.failure_reason) AS reason,
+       date_trunc('second', now() - d.processed_at) AS age,
+       d.processed_at AS failed_at,
+       d.processed_by AS failed_by,
+       d.created_at,
+       d.failure_reason,
+       d.last_error,
+       d.source,
+       d.stream_id,
+       d.message_id,
+       d.headers,
+       d.payload
+  FROM outbox.inbox_dead d
+ ORDER BY d.processed_at DESC;
+
+COMMENT ON VIEW outbox.dead_inbox IS
+    'Received messages that have failed. outbox.requeue_inbox brings them back.';
+COMMENT ON COLUMN outbox.dead_inbox.id IS 'The work item.';
+COMMENT ON COLUMN outbox.dead_inbox.handler_name IS 'Who is to handle it.';
+COMMENT ON COLUMN outbox.dead_inbox.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.dead_inbox.reason IS 'Why it failed, in words.';
+COMMENT ON COLUMN outbox.dead_inbox.age IS 'How long ago it failed.';
+COMMENT ON COLUMN outbox.dead_inbox.failed_at IS 'When it failed.';
+COMMENT ON COLUMN outbox.dead_inbox.failed_by IS 'The owner who failed it; null if nobody did.';
+COMMENT ON COLUMN outbox.dead_inbox.created_at IS 'When it came in.';
+COMMENT ON COLUMN outbox.dead_inbox.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.dead_inbox.last_error IS 'What was said of the last failed attempt.';
+COMMENT ON COLUMN outbox.dead_inbox.source IS 'Where it came from.';
+COMMENT ON COLUMN outbox.dead_inbox.stream_id IS
+    'Messages of a stream are handled one after the other.';
+COMMENT ON COLUMN outbox.dead_inbox.message_id IS 'The message, as its sender calls it.';
+COMMENT ON COLUMN outbox.dead_inbox.headers IS 'Whatever travels with the payload.';
+COMMENT ON COLUMN outbox.dead_inbox.payload IS 'The message itself.';
 
 -- receive(message_id, handler_name, payload, ...)
 --     Puts a message into the inbox, unless it was received before.
@@ -376,7 +470,7 @@ COMMENT ON FUNCTION outbox.nack_inbox(
 
 -- fail_inbox(owner_token, ids, ...)
 --     Fails messages for good; see fail. They can be seen in outbox.inbox, but
---     requeue and redrive do not bring them back.
+--     requeue_inbox brings them back.
 CREATE FUNCTION outbox.fail_inbox(
     owner_token uuid,
     ids         bigint[],
@@ -431,6 +525,16 @@ AS 'MODULE_PATHNAME', 'outbox_release_inbox';
 
 COMMENT ON FUNCTION outbox.release_inbox(uuid, bigint[], boolean) IS
     'Gives leases of the inbox back without counting the attempt.';
+
+-- requeue_inbox(ids)
+--     Puts dead received messages back; see requeue. Returns how many.
+CREATE FUNCTION outbox.requeue_inbox(ids bigint[])
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_requeue_inbox';
+
+COMMENT ON FUNCTION outbox.requeue_inbox(bigint[]) IS
+    'Puts dead received messages back.';
 
 -- reap_inbox(batch_limit)
 --     Returns messages whose leases have ended to ready, or fails them if their

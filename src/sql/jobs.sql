@@ -221,7 +221,9 @@ CREATE TABLE outbox.run_dead (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
-    payload        text        NOT NULL
+    payload        text        NOT NULL,
+
+    CONSTRAINT run_dead_pkey PRIMARY KEY (id)
 );
 
 CREATE INDEX run_dead_message_id_idx ON outbox.run_dead (message_id);
@@ -253,22 +255,64 @@ COMMENT ON COLUMN outbox.run_dead.last_error IS 'What the worker said of the las
 COMMENT ON COLUMN outbox.run_dead.payload IS 'The message itself.';
 
 CREATE VIEW outbox.job_runs AS
-SELECT q.id, q.message_id AS run_id, q.job_name, q.topic, q.payload,
-       q.status, q.owner_token, q.locked_until, q.attempts, q.retry_count,
-       q.next_attempt_at, q.last_error, q.failure_reason, NULL::text AS output, q.created_at,
-       NULL::timestamptz AS processed_at, NULL::text AS processed_by
+SELECT q.id,
+       q.job_name,
+       q.topic,
+       q.status,
+       outbox.status_name(q.status) AS state,
+       q.attempts - q.waived AS attempts,
+       q.retry_count,
+       q.created_at,
+       q.next_attempt_at,
+       q.owner_token,
+       q.locked_until,
+       NULL::timestamptz AS processed_at,
+       NULL::text AS processed_by,
+       q.failure_reason,
+       q.last_error,
+       NULL::text AS output,
+       q.message_id AS run_id,
+       q.payload
   FROM outbox.run_queue q
 UNION ALL
-SELECT h.id, h.message_id, h.job_name, h.topic, h.payload,
-       2::smallint, NULL, NULL, h.attempts, h.retry_count,
-       NULL, NULL, h.failure_reason, h.output, h.created_at,
-       h.processed_at, h.processed_by::text
+SELECT h.id,
+       h.job_name,
+       h.topic,
+       2::smallint,
+       outbox.status_name(2),
+       h.attempts,
+       h.retry_count,
+       h.created_at,
+       NULL,
+       NULL,
+       NULL,
+       h.processed_at,
+       h.processed_by::text,
+       h.failure_reason,
+       NULL,
+       h.output,
+       h.message_id,
+       h.payload
   FROM outbox.run_done h
 UNION ALL
-SELECT h.id, h.message_id, h.job_name, h.topic, h.payload,
-       3::smallint, NULL, NULL, h.attempts, h.retry_count,
-       NULL, h.last_error, h.failure_reason, NULL, h.created_at,
-       h.processed_at, h.processed_by::text
+SELECT h.id,
+       h.job_name,
+       h.topic,
+       3::smallint,
+       outbox.status_name(3),
+       h.attempts,
+       h.retry_count,
+       h.created_at,
+       NULL,
+       NULL,
+       NULL,
+       h.processed_at,
+       h.processed_by::text,
+       h.failure_reason,
+       h.last_error,
+       NULL,
+       h.message_id,
+       h.payload
   FROM outbox.run_dead h;
 
 COMMENT ON VIEW outbox.job_runs IS 'Runs of jobs: waiting, in progress, done and failed.';
@@ -278,6 +322,7 @@ COMMENT ON COLUMN outbox.job_runs.job_name IS 'The job.';
 COMMENT ON COLUMN outbox.job_runs.topic IS 'The topic of the message that it becomes.';
 COMMENT ON COLUMN outbox.job_runs.payload IS 'The payload of the message that it becomes.';
 COMMENT ON COLUMN outbox.job_runs.status IS '0 ready, 1 in progress, 2 done, 3 failed.';
+COMMENT ON COLUMN outbox.job_runs.state IS 'ready, in progress, done or failed: the status.';
 COMMENT ON COLUMN outbox.job_runs.owner_token IS 'Who has the lease.';
 COMMENT ON COLUMN outbox.job_runs.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.job_runs.attempts IS 'How often it was handed out.';
@@ -289,6 +334,40 @@ COMMENT ON COLUMN outbox.job_runs.output IS 'What the run had to say.';
 COMMENT ON COLUMN outbox.job_runs.created_at IS 'When it was made.';
 COMMENT ON COLUMN outbox.job_runs.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.job_runs.processed_by IS 'The owner who finished it.';
+
+CREATE VIEW outbox.dead_job_runs AS
+SELECT d.id,
+       d.job_name,
+       d.topic,
+       d.attempts,
+       outbox.reason_name(d.failure_reason) AS reason,
+       date_trunc('second', now() - d.processed_at) AS age,
+       d.processed_at AS failed_at,
+       d.processed_by AS failed_by,
+       d.created_at,
+       d.failure_reason,
+       d.last_error,
+       d.message_id AS run_id,
+       d.payload
+  FROM outbox.run_dead d
+ ORDER BY d.processed_at DESC;
+
+COMMENT ON VIEW outbox.dead_job_runs IS
+    'Runs of jobs that have failed. outbox.requeue_job_runs brings them back.';
+COMMENT ON COLUMN outbox.dead_job_runs.id IS 'The work item.';
+COMMENT ON COLUMN outbox.dead_job_runs.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.dead_job_runs.topic IS 'The topic of the message that it becomes.';
+COMMENT ON COLUMN outbox.dead_job_runs.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.dead_job_runs.reason IS 'Why it failed, in words.';
+COMMENT ON COLUMN outbox.dead_job_runs.age IS 'How long ago it failed.';
+COMMENT ON COLUMN outbox.dead_job_runs.failed_at IS 'When it failed.';
+COMMENT ON COLUMN outbox.dead_job_runs.failed_by IS
+    'The owner who failed it; null if nobody did.';
+COMMENT ON COLUMN outbox.dead_job_runs.created_at IS 'When it was made.';
+COMMENT ON COLUMN outbox.dead_job_runs.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.dead_job_runs.last_error IS 'What was said of the last failed attempt.';
+COMMENT ON COLUMN outbox.dead_job_runs.run_id IS 'The run.';
+COMMENT ON COLUMN outbox.dead_job_runs.payload IS 'The payload of the message that it becomes.';
 
 -- _add_run(job_name, topic, payload)
 --     Inserts a run that is due now; returns its id.
@@ -615,7 +694,8 @@ COMMENT ON FUNCTION outbox.abandon_job_runs(
     'Hands runs of jobs back to be tried again.';
 
 -- fail_job_runs(owner_token, ids, ...)
---     Fails runs for good; see fail. requeue does not bring them back.
+--     Fails runs for good; see fail. requeue_job_runs brings them
+--     back.
 CREATE FUNCTION outbox.fail_job_runs(
     owner_token uuid,
     ids         bigint[],
@@ -646,6 +726,16 @@ AS 'MODULE_PATHNAME', 'outbox_renew_job_runs';
 
 COMMENT ON FUNCTION outbox.renew_job_runs(uuid, bigint[], integer, integer[], boolean) IS
     'Gives leases of runs of jobs more time.';
+
+-- requeue_job_runs(ids)
+--     Puts dead runs of jobs back; see requeue. Returns how many.
+CREATE FUNCTION outbox.requeue_job_runs(ids bigint[])
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_requeue_job_runs';
+
+COMMENT ON FUNCTION outbox.requeue_job_runs(bigint[]) IS
+    'Puts dead runs of jobs back.';
 
 -- reap_expired_job_runs(batch_limit)
 --     Returns runs whose leases have ended to ready, or fails them if their

@@ -197,7 +197,9 @@ CREATE TABLE outbox.timer_dead (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
-    payload        text        NOT NULL
+    payload        text        NOT NULL,
+
+    CONSTRAINT timer_dead_pkey PRIMARY KEY (id)
 );
 
 CREATE INDEX timer_dead_message_id_idx ON outbox.timer_dead (message_id);
@@ -230,22 +232,64 @@ COMMENT ON COLUMN outbox.timer_dead.last_error IS
 COMMENT ON COLUMN outbox.timer_dead.payload IS 'The message itself.';
 
 CREATE VIEW outbox.timers AS
-SELECT q.message_id AS timer_id, q.id, q.topic, q.payload, q.correlation_id, q.due_time,
-       q.status, q.owner_token, q.locked_until, q.attempts, q.retry_count,
-       q.next_attempt_at, q.last_error, q.failure_reason, q.created_at,
-       NULL::timestamptz AS processed_at, NULL::text AS processed_by
+SELECT q.id,
+       q.topic,
+       q.status,
+       outbox.status_name(q.status) AS state,
+       q.due_time,
+       q.attempts - q.waived AS attempts,
+       q.retry_count,
+       q.created_at,
+       q.next_attempt_at,
+       q.owner_token,
+       q.locked_until,
+       NULL::timestamptz AS processed_at,
+       NULL::text AS processed_by,
+       q.failure_reason,
+       q.last_error,
+       q.correlation_id,
+       q.message_id AS timer_id,
+       q.payload
   FROM outbox.timer_queue q
 UNION ALL
-SELECT h.message_id, h.id, h.topic, h.payload, h.correlation_id, h.due_time,
-       2::smallint, NULL, NULL, h.attempts, h.retry_count,
-       NULL, h.last_error, h.failure_reason, h.created_at,
-       h.processed_at, h.processed_by::text
+SELECT h.id,
+       h.topic,
+       2::smallint,
+       outbox.status_name(2),
+       h.due_time,
+       h.attempts,
+       h.retry_count,
+       h.created_at,
+       NULL,
+       NULL,
+       NULL,
+       h.processed_at,
+       h.processed_by::text,
+       h.failure_reason,
+       h.last_error,
+       h.correlation_id,
+       h.message_id,
+       h.payload
   FROM outbox.timer_done h
 UNION ALL
-SELECT h.message_id, h.id, h.topic, h.payload, h.correlation_id, h.due_time,
-       3::smallint, NULL, NULL, h.attempts, h.retry_count,
-       NULL, h.last_error, h.failure_reason, h.created_at,
-       h.processed_at, h.processed_by::text
+SELECT h.id,
+       h.topic,
+       3::smallint,
+       outbox.status_name(3),
+       h.due_time,
+       h.attempts,
+       h.retry_count,
+       h.created_at,
+       NULL,
+       NULL,
+       NULL,
+       h.processed_at,
+       h.processed_by::text,
+       h.failure_reason,
+       h.last_error,
+       h.correlation_id,
+       h.message_id,
+       h.payload
   FROM outbox.timer_dead h;
 
 COMMENT ON VIEW outbox.timers IS 'Timers: waiting, in progress, done and failed.';
@@ -256,6 +300,7 @@ COMMENT ON COLUMN outbox.timers.payload IS 'The payload of the message that it b
 COMMENT ON COLUMN outbox.timers.correlation_id IS 'Goes to the message.';
 COMMENT ON COLUMN outbox.timers.due_time IS 'When it is due.';
 COMMENT ON COLUMN outbox.timers.status IS '0 ready, 1 in progress, 2 done, 3 failed.';
+COMMENT ON COLUMN outbox.timers.state IS 'ready, in progress, done or failed: the status.';
 COMMENT ON COLUMN outbox.timers.owner_token IS 'Who has the lease.';
 COMMENT ON COLUMN outbox.timers.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.timers.attempts IS 'How often it was handed out.';
@@ -266,6 +311,41 @@ COMMENT ON COLUMN outbox.timers.failure_reason IS 'Why it failed; 0 if it did no
 COMMENT ON COLUMN outbox.timers.created_at IS 'When it was made.';
 COMMENT ON COLUMN outbox.timers.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.timers.processed_by IS 'The owner who finished it.';
+
+CREATE VIEW outbox.dead_timers AS
+SELECT d.id,
+       d.topic,
+       d.due_time,
+       d.attempts,
+       outbox.reason_name(d.failure_reason) AS reason,
+       date_trunc('second', now() - d.processed_at) AS age,
+       d.processed_at AS failed_at,
+       d.processed_by AS failed_by,
+       d.created_at,
+       d.failure_reason,
+       d.last_error,
+       d.correlation_id,
+       d.message_id AS timer_id,
+       d.payload
+  FROM outbox.timer_dead d
+ ORDER BY d.processed_at DESC;
+
+COMMENT ON VIEW outbox.dead_timers IS
+    'Timers that have failed. outbox.requeue_timers brings them back.';
+COMMENT ON COLUMN outbox.dead_timers.id IS 'The work item.';
+COMMENT ON COLUMN outbox.dead_timers.topic IS 'The topic of the message that it becomes.';
+COMMENT ON COLUMN outbox.dead_timers.due_time IS 'When it is due.';
+COMMENT ON COLUMN outbox.dead_timers.attempts IS 'How often it was handed out.';
+COMMENT ON COLUMN outbox.dead_timers.reason IS 'Why it failed, in words.';
+COMMENT ON COLUMN outbox.dead_timers.age IS 'How long ago it failed.';
+COMMENT ON COLUMN outbox.dead_timers.failed_at IS 'When it failed.';
+COMMENT ON COLUMN outbox.dead_timers.failed_by IS 'The owner who failed it; null if nobody did.';
+COMMENT ON COLUMN outbox.dead_timers.created_at IS 'When it was made.';
+COMMENT ON COLUMN outbox.dead_timers.failure_reason IS 'Why it failed; 0 if it did not.';
+COMMENT ON COLUMN outbox.dead_timers.last_error IS 'What was said of the last failed attempt.';
+COMMENT ON COLUMN outbox.dead_timers.correlation_id IS 'Goes to the message.';
+COMMENT ON COLUMN outbox.dead_timers.timer_id IS 'The timer.';
+COMMENT ON COLUMN outbox.dead_timers.payload IS 'The payload of the message that it becomes.';
 
 -- schedule_timer(topic, payload, due_time, correlation_id)
 --     At that time there will be a message. Returns the timer's id.
@@ -348,7 +428,8 @@ COMMENT ON FUNCTION outbox.abandon_timers(
     'Hands timers back to be tried again.';
 
 -- fail_timers(owner_token, ids, ...)
---     Fails timers for good; see fail. requeue does not bring them back.
+--     Fails timers for good; see fail. requeue_timers brings them
+--     back.
 CREATE FUNCTION outbox.fail_timers(
     owner_token uuid,
     ids         bigint[],
@@ -391,6 +472,16 @@ AS 'MODULE_PATHNAME', 'outbox_reap_timers';
 COMMENT ON FUNCTION outbox.reap_expired_timers(integer) IS
     'Returns timers whose leases have ended to ready.';
 
+-- requeue_timers(ids)
+--     Puts dead timers back; see requeue. Returns how many.
+CREATE FUNCTION outbox.requeue_timers(ids bigint[])
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_requeue_timers';
+
+COMMENT ON FUNCTION outbox.requeue_timers(bigint[]) IS
+    'Puts dead timers back.';
+
 CREATE VIEW outbox.upcoming AS
 SELECT 'timer'::text AS kind, t.message_id, t.topic, t.correlation_id AS name,
        t.next_attempt_at AS due
@@ -399,7 +490,8 @@ SELECT 'timer'::text AS kind, t.message_id, t.topic, t.correlation_id AS name,
 UNION ALL
 SELECT 'run', r.message_id, r.topic, r.job_name, r.next_attempt_at
   FROM outbox.run_queue r
- WHERE r.status = 0;
+ WHERE r.status = 0
+ ORDER BY due;
 
 COMMENT ON VIEW outbox.upcoming IS 'What is next: timers and runs that wait.';
 COMMENT ON COLUMN outbox.upcoming.kind IS 'timer or run.';

@@ -209,7 +209,8 @@ COMMENT ON FUNCTION outbox.requeue(bigint[]) IS
 
 -- redrive(namespace, topic, batch_limit)
 --     Puts the dead messages of a namespace, a topic, or all, back into the
---     queue, the oldest first, at most batch_limit (10000) of them.
+--     queue, the oldest first, at most batch_limit (10000) of them. The namespace
+--     comes first: a topic alone must be named.
 CREATE FUNCTION outbox.redrive(
     namespace   text    DEFAULT NULL,
     topic       text    DEFAULT NULL,
@@ -227,6 +228,16 @@ BEGIN
         PERFORM outbox._check_name('topic', redrive.topic);
     END IF;
     PERFORM outbox._check_limit('batch_limit', redrive.batch_limit);
+    IF redrive.topic IS NULL
+       AND NOT EXISTS (SELECT FROM outbox.dead d WHERE d.namespace = redrive.namespace)
+       AND EXISTS (SELECT FROM outbox.dead d
+                    WHERE d.namespace = 'default' AND d.topic = redrive.namespace)
+    THEN
+        RAISE NOTICE 'no dead message is in namespace "%", but a topic is called so',
+                     redrive.namespace
+            USING HINT = format('Name the argument: outbox.redrive(topic => %L).',
+                                redrive.namespace);
+    END IF;
     RETURN outbox.requeue(ARRAY(
         SELECT d.id
           FROM outbox.dead d

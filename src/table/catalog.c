@@ -87,6 +87,7 @@ look_up_store(OutboxStoreKind kind, Oid namespace, const char *table,
 	store->expires = find_index(namespace, table, "_expires_idx");
 	store->done = find_relation(namespace, done);
 	store->dead = find_relation(namespace, dead);
+	store->dead_pkey = find_index(namespace, dead, "_pkey");
 }
 
 /* The relations of the extension in this database. */
@@ -111,7 +112,6 @@ outbox_catalog(void)
 	look_up_store(OUTBOX_INBOX, nsp, "inbox_queue", "inbox_done", "inbox_dead");
 	look_up_store(OUTBOX_TIMERS, nsp, "timer_queue", "timer_done", "timer_dead");
 	look_up_store(OUTBOX_RUNS, nsp, "run_queue", "run_done", "run_dead");
-	catalog.dead_pkey = find_relation(nsp, "dead_pkey");
 	catalog.dead_message_id = find_relation(nsp, "dead_message_id_key");
 	catalog.dedupe = find_relation(nsp, "dedupe");
 	catalog.dedupe_pkey = find_relation(nsp, "dedupe_pkey");

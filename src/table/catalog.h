@@ -30,6 +30,7 @@ typedef struct OutboxStore
 	Oid			expires;		/* index */
 	Oid			done;			/* for the queue, partitioned */
 	Oid			dead;
+	Oid			dead_pkey;
 } OutboxStore;
 
 /* The relations of the extension, kept until an invalidation comes in. */
@@ -39,7 +40,6 @@ typedef struct OutboxCatalog
 	Oid			owner;
 	Oid			sequence;
 	OutboxStore stores[OUTBOX_NSTORES];
-	Oid			dead_pkey;
 	Oid			dead_message_id;
 	Oid			dedupe;
 	Oid			dedupe_pkey;

@@ -120,13 +120,23 @@ outbox_keylock_decide(Oid relid, uint32 hash, OutboxKeyAttempt attempt,
 	}
 }
 
+static void
+say_what_is_waited_for(void *arg)
+{
+	errcontext("while waiting for transaction %u to end", *(TransactionId *) arg);
+}
+
 /* Wait for the end of a transaction whose row is before ours. */
 void
 outbox_xact_wait(TransactionId xid)
 {
+	ErrorContextCallback context = {error_context_stack, say_what_is_waited_for, &xid};
+
 	Assert(TransactionIdIsNormal(xid));
 	Assert(!TransactionIdIsCurrentTransactionId(xid));
+	error_context_stack = &context;
 	XactLockTableWait(xid, NULL, NULL, XLTW_None);
+	error_context_stack = context.previous;
 }
 
 /*
