@@ -14,6 +14,7 @@
 #include "queue/handler.h"
 #include "queue/policy.h"
 #include "queue/router.h"
+#include "shmem/claimers.h"
 #include "shmem/directory.h"
 #include "shmem/lane_memory.h"
 #include "shmem/lane_publish.h"
@@ -44,8 +45,9 @@ lay_out(OutboxShared *shared, Size budget)
 	shared->waiters = MAXALIGN(sizeof(OutboxShared));
 	shared->stream_cursors = shared->waiters +
 		MAXALIGN(MaxBackends * sizeof(OutboxWaiter));
-	shared->lanes = shared->stream_cursors +
+	shared->claimers = shared->stream_cursors +
 		MAXALIGN(outbox_stream_cursors_size(for_streams));
+	shared->lanes = shared->claimers + MAXALIGN(outbox_claimers_size(budget));
 	return shared->lanes + outbox_lane_memory_size(budget - for_streams);
 }
 
@@ -70,6 +72,8 @@ init_shared(OutboxShared *shared, Size budget)
 						MaxBackends);
 	outbox_stream_cursors_init((OutboxStreamCursors *) ((char *) shared + shared->stream_cursors),
 							   for_streams, shared->tranche);
+	outbox_claimers_init((OutboxClaimers *) ((char *) shared + shared->claimers),
+						 budget);
 	outbox_lane_memory_init((OutboxLaneMemory *) ((char *) shared + shared->lanes),
 							budget - for_streams, shared->tranche);
 }

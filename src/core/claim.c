@@ -35,6 +35,7 @@
 #include "queue/queue.h"
 #include "queue/stream.h"
 #include "queue/walk.h"
+#include "shmem/claimers.h"
 #include "shmem/lane_xact.h"
 #include "table/catalog.h"
 #include "table/columns.h"
@@ -101,6 +102,7 @@ typedef struct Claimer
 	bool		streams_open;
 	OutboxStreamScan streams;
 	int			ntaken;
+	int64		last_lane;		/* of the message last taken */
 	int			nburied;
 } Claimer;
 
@@ -362,6 +364,23 @@ make_leased_row(Claimer *claimer, TupleTableSlot *message)
  * Lease a message to the claimer.  If it is a walk that stands on the message, the
  * walk knows of the lease.
  */
+/* Leave a note of this claim, once for the messages of a lane in a row. */
+static void
+note_topic(Claimer *claimer, TupleTableSlot *message)
+{
+	int64		lane = DatumGetInt64(outbox_row_get(message, Q_LANE));
+	const text *namespace;
+	const text *topic;
+
+	if (claimer->ntaken > 0 && lane == claimer->last_lane)
+		return;
+	claimer->last_lane = lane;
+	namespace = DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE));
+	topic = DatumGetTextPP(outbox_row_get(message, Q_TOPIC));
+	outbox_claimers_note_topic(namespace, topic,
+							   outbox_topic_key(namespace, topic), claimer->now);
+}
+
 static OutboxRowResult
 take(Claimer *claimer, TupleTableSlot *message, bool walked, bool first,
 	 TransactionId *blocker)
@@ -387,6 +406,8 @@ take(Claimer *claimer, TupleTableSlot *message, bool walked, bool first,
 						DatumGetInt64(outbox_row_get(message, Q_ID)),
 						&row->tts_tid, seq);
 	claimer->sink(row, is_leased(message), claimer->arg);
+	if (claimer->claim->store->kind == OUTBOX_QUEUE)
+		note_topic(claimer, message);
 	claimer->ntaken++;
 	Assert(claimer->ntaken <= claimer->claim->batch_size);
 	return OUTBOX_ROW_OK;
@@ -680,6 +701,9 @@ outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg,
 	if (for_others != NULL)
 		*for_others = claimer.merge.nvisited > 0;
 	if (claimer.ntaken > 0)
+	{
+		outbox_claimers_note_owner(&claim->owner, claimer.now);
 		outbox_log("outbox claim: count %d", claimer.ntaken);
+	}
 	return claimer.ntaken;
 }

@@ -14,9 +14,12 @@
 #include "portability/instr_time.h"
 #include "utils/memutils.h"
 
+#include "compat.h"
 #include "core/claim.h"
 #include "core/claim_wait.h"
 #include "queue/walk.h"
+#include "shmem/claimers.h"
+#include "shmem/waiters.h"
 #include "shmem/wake.h"
 #include "util/hash.h"
 
@@ -61,6 +64,40 @@ look_and_sleep(const OutboxClaim *claim, bool registered, int wait_ms,
 	}
 }
 
+/* Add a name, if there is room for it. */
+static void
+add_name(OutboxWaiterNames *wants, Size *used, const text *name)
+{
+	Size		room = sizeof(wants->names) - *used;
+
+	if (room <= VARSIZE_ANY_EXHDR(name) && room < OUTBOX_CLAIMED_NAME_SIZE)
+	{
+		wants->clipped = true;
+		return;
+	}
+	outbox_claimers_clip(wants->names + *used,
+						 Min(room, OUTBOX_CLAIMED_NAME_SIZE), name);
+	*used += strlen(wants->names + *used) + 1;
+}
+
+/* What the claim waits for, in names. */
+static void
+describe_wants(const OutboxClaim *claim, OutboxWaiterNames *wants)
+{
+	Size		used = 0;
+
+	memset(wants, 0, sizeof(OutboxWaiterNames));
+	wants->any_namespace = claim->namespace == NULL;
+	if (claim->namespace != NULL)
+		add_name(wants, &used, claim->namespace);
+	for (int i = 0; i < claim->ntopics && !wants->clipped; i++)
+	{
+		add_name(wants, &used, claim->topics[i]);
+		if (!wants->clipped)
+			wants->ntopics++;
+	}
+}
+
 /*
  * Lease due messages to an owner; if there are none, wait for them, for at
  * most wait_ms.  Returns how many.
@@ -71,6 +108,7 @@ outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
 {
 	bool		may_sleep = !TransactionIdIsValid(GetTopTransactionIdIfAny());
 	OutboxLaneFilter filter;
+	OutboxWaiterNames wants;
 	MemoryContext context;
 	instr_time	began;
 	volatile bool registered = false;
@@ -87,6 +125,7 @@ outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
 	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
 		return n;
 	outbox_claim_filter(claim, &filter);
+	describe_wants(claim, &wants);
 	context = AllocSetContextCreate(CurrentMemoryContext, "outbox waiting claim",
 									ALLOCSET_DEFAULT_SIZES);
 	PG_TRY();
@@ -94,7 +133,7 @@ outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
 		registered = outbox_walk_uses_memory(claim->store->table) &&
 			outbox_wait_begin(claim->store->table, &filter,
 							  outbox_token_hash(&claim->owner),
-							  claim->batch_size);
+							  claim->batch_size, &wants);
 		n = look_and_sleep(claim, registered, wait_ms, began, sink, arg,
 						   context);
 	}

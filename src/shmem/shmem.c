@@ -30,6 +30,7 @@
 #include "storage/dsm_registry.h"
 #endif
 
+#include "shmem/claimers.h"
 #include "shmem/epoch.h"
 #include "shmem/shmem.h"
 #include "shmem/stream_cursor.h"
@@ -37,7 +38,7 @@
 #include "util/guc.h"
 
 /* Counts changes of the layout that do not change its size. */
-#define LAYOUT 2
+#define LAYOUT 3
 
 /* Without preloading the memory for lanes is smaller, and no setting. */
 #define UNLOADED_BUDGET ((Size) 4 * 1024 * 1024)
@@ -275,4 +276,14 @@ outbox_shmem_stream_cursors(void)
 
 	return shared == NULL ? NULL :
 		(OutboxStreamCursors *) ((char *) shared + shared->stream_cursors);
+}
+
+/* The same. */
+OutboxClaimers *
+outbox_shmem_claimers(void)
+{
+	OutboxShared *shared = outbox_shmem();
+
+	return shared == NULL ? NULL :
+		(OutboxClaimers *) ((char *) shared + shared->claimers);
 }

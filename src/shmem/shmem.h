@@ -7,6 +7,7 @@
 
 #include "postgres.h"
 
+#include "shmem/claimers.h"
 #include "shmem/directory.h"
 #include "shmem/posts.h"
 #include "shmem/stream_cursor.h"
@@ -23,6 +24,7 @@ typedef struct OutboxShared
 	OutboxDirectory directory;
 	Size		waiters;		/* offsets from here */
 	Size		stream_cursors;
+	Size		claimers;
 	Size		lanes;
 } OutboxShared;
 
@@ -37,6 +39,7 @@ extern void outbox_shmem_init(const OutboxShmemLayout *block_layout,
 							  bool preload);
 extern OutboxShared *outbox_shmem(void);
 extern OutboxWaiter *outbox_shmem_waiters(void);
+extern OutboxClaimers *outbox_shmem_claimers(void);
 extern OutboxStreamCursors *outbox_shmem_stream_cursors(void);
 extern bool outbox_preloaded(void);
 

@@ -401,6 +401,8 @@ outbox_waiter_join(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
 	own->ticket = ++agenda->next_ticket;
 	own->token = token;
 	own->capacity = capacity;
+	own->pid = MyProcPid;
+	own->since = GetCurrentTimestamp();
 	own->next = agenda->first_waiter;
 	if (own->next != OUTBOX_NIL)
 		waiter_at(own->next)->prev = own_number();
@@ -410,6 +412,34 @@ outbox_waiter_join(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
 		return true;
 	outbox_waiter_leave(agenda);
 	return false;
+}
+
+/* What the own claim waits for. */
+void
+outbox_waiter_describe(OutboxAgenda *agenda, const OutboxWaiterNames *wants)
+{
+	OutboxWaiter *own = outbox_waiter_own();
+
+	Assert(own->agenda == agenda->number);
+	own->wants = *wants;
+}
+
+/*
+ * Copy all that wait, for those who want to look; there is room for MaxBackends.
+ * Here the agenda's lock in shared mode is enough.
+ */
+int
+outbox_waiters_copy(const OutboxAgenda *agenda, OutboxWaiter *copies)
+{
+	int			n = 0;
+
+	for (int waiter = agenda->first_waiter; waiter != OUTBOX_NIL;
+		 waiter = waiter_at(waiter)->next)
+	{
+		Assert(n < MaxBackends);
+		copies[n++] = *waiter_at(waiter);
+	}
+	return n;
 }
 
 /* From now on the own claim can be called; it must look once more. */

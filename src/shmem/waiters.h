@@ -7,6 +7,7 @@
 
 #include "postgres.h"
 
+#include "datatype/timestamp.h"
 #include "storage/latch.h"
 
 #include "shmem/agenda.h"
@@ -14,6 +15,18 @@
 
 /* A claim for more topics waits for all of its namespace. */
 #define OUTBOX_WAITER_TOPICS 16
+
+/* Room for the names of what a claim waits for, for those who look. */
+#define OUTBOX_WAITER_NAMES 512
+
+/* What a claim waits for: names, with a zero at the end of each. */
+typedef struct OutboxWaiterNames
+{
+	bool		any_namespace;
+	int			ntopics;		/* 0: any */
+	bool		clipped;		/* there was no room for all topics */
+	char		names[OUTBOX_WAITER_NAMES]; /* namespace, if not any; topics */
+} OutboxWaiterNames;
 
 /*
  * A session's claim that waits.  Under the lock of its agenda, except that a
@@ -33,6 +46,9 @@ typedef struct OutboxWaiter
 	bool		called;			/* since it last began to look */
 	bool		released;		/* its owner has released everything */
 	bool		unsure;			/* what it was called for may not be seen yet */
+	int			pid;
+	TimestampTz since;
+	OutboxWaiterNames wants;
 } OutboxWaiter;
 
 extern void outbox_waiters_init(OutboxWaiter *waiters, int nwaiters);
@@ -40,6 +56,9 @@ extern void outbox_waiters_init(OutboxWaiter *waiters, int nwaiters);
 extern bool outbox_waiter_join(OutboxAgenda *agenda,
 							   const OutboxLaneFilter *filter, uint64 token,
 							   int capacity);
+extern void outbox_waiter_describe(OutboxAgenda *agenda,
+								   const OutboxWaiterNames *wants);
+extern int	outbox_waiters_copy(const OutboxAgenda *agenda, OutboxWaiter *copies);
 extern void outbox_waiter_list(OutboxAgenda *agenda);
 extern void outbox_waiter_leave(OutboxAgenda *agenda);
 extern OutboxWaiter *outbox_waiter_own(void);

@@ -221,7 +221,7 @@ leave_at_exit(int code, Datum arg)
  */
 bool
 outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter, uint64 token,
-				  int capacity)
+				  int capacity, const OutboxWaiterNames *wants)
 {
 	static bool exit_registered = false;
 	OutboxAgenda *agenda = outbox_use_cursor ?
@@ -231,6 +231,8 @@ outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter, uint64 token,
 	if (agenda == NULL)
 		return false;
 	joined = outbox_waiter_join(agenda, filter, token, capacity);
+	if (joined)
+		outbox_waiter_describe(agenda, wants);
 	LWLockRelease(&agenda->lock);
 	if (!exit_registered)
 		before_shmem_exit(leave_at_exit, (Datum) 0);

@@ -10,6 +10,7 @@
 #include "datatype/timestamp.h"
 #include "portability/instr_time.h"
 
+#include "shmem/waiters.h"
 #include "util/hash.h"
 
 extern void outbox_wake_prepare(void);
@@ -30,7 +31,8 @@ typedef enum OutboxAwake
 } OutboxAwake;
 
 extern bool outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter,
-							  uint64 token, int capacity);
+							  uint64 token, int capacity,
+							  const OutboxWaiterNames *wants);
 extern void outbox_wait_look(bool registered, Oid relid);
 extern OutboxAwake outbox_wait_sleep(bool registered, Oid relid,
 									 instr_time began, int wait_ms);
