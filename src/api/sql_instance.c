@@ -72,3 +72,30 @@ outbox_owns_partition(PG_FUNCTION_ARGS)
 	owner = outbox_instance_owner(&alive, PG_GETARG_INT32(2));
 	PG_RETURN_BOOL(outbox_uuid_equal(owner, self));
 }
+
+/*
+ * outbox._partition_owner(partition int, instances uuid[]) RETURNS uuid
+ *		Which of these instances owns a partition?
+ */
+PG_FUNCTION_INFO_V1(outbox_partition_owner);
+Datum
+outbox_partition_owner(PG_FUNCTION_ARGS)
+{
+	OutboxInstances alive = {0};
+	pg_uuid_t  *owner = palloc_object(pg_uuid_t);
+	Datum	   *values;
+	bool	   *isnull;
+	int			n;
+
+	outbox_arg_array(fcinfo, 1, "instances", UUIDOID, &values, &isnull, &n);
+	alive.ids = palloc_array(pg_uuid_t, n + 1);
+	for (int i = 0; i < n; i++)
+	{
+		if (!isnull[i])
+			alive.ids[alive.n++] = *DatumGetUUIDP(values[i]);
+	}
+	if (alive.n == 0)
+		PG_RETURN_NULL();
+	*owner = *outbox_instance_owner(&alive, PG_GETARG_INT32(0));
+	PG_RETURN_UUID_P(owner);
+}

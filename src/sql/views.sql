@@ -1,7 +1,8 @@
 -- views.sql: for people and exporters. Nothing here reads all messages. Serves
 -- sql_admin.c and sql_work.c.
 
--- A lane at a time, hopping along the index; no count goes beyond 10000.
+-- A lane at a time, hopping along the index; no more than 10000 messages of a lane,
+-- or dead ones of a topic, are counted.
 CREATE VIEW outbox.topic_stats AS
 WITH RECURSIVE lanes(lane) AS (
     (SELECT q.lane FROM outbox.queue q ORDER BY q.lane LIMIT 1)
@@ -13,7 +14,7 @@ WITH RECURSIVE lanes(lane) AS (
 ), sample AS (
     SELECT s.*
       FROM lanes l,
-           LATERAL (SELECT q.namespace, q.topic, q.status, q.next_attempt_at,
+           LATERAL (SELECT q.lane, q.namespace, q.topic, q.status, q.next_attempt_at,
                            q.locked_until,
                            q.stream_id IS NOT NULL
                            AND q.status = 0
@@ -26,7 +27,7 @@ WITH RECURSIVE lanes(lane) AS (
                      ORDER BY q.next_attempt_at, q.id
                      LIMIT 10000) s
      WHERE l.lane IS NOT NULL
-), live AS (
+), lane_stats AS (
     SELECT namespace,
            topic,
            count(*) FILTER (WHERE status = 0 AND next_attempt_at <= now()
@@ -36,8 +37,21 @@ WITH RECURSIVE lanes(lane) AS (
            count(*) FILTER (WHERE status = 1) AS in_progress,
            count(*) FILTER (WHERE status = 1 AND locked_until <= now()) AS expired,
            min(next_attempt_at) FILTER (WHERE status = 0 AND next_attempt_at <= now()
-                                          AND NOT is_behind) AS oldest_ready_at
+                                          AND NOT is_behind) AS oldest_ready_at,
+           count(*) >= 10000 AS more
       FROM sample
+     GROUP BY lane, namespace, topic
+), live AS (
+    SELECT namespace,
+           topic,
+           sum(ready)::bigint AS ready,
+           sum(delayed)::bigint AS delayed,
+           sum(waiting_in_stream)::bigint AS waiting_in_stream,
+           sum(in_progress)::bigint AS in_progress,
+           sum(expired)::bigint AS expired,
+           min(oldest_ready_at) AS oldest_ready_at,
+           bool_or(more) AS more
+      FROM lane_stats
      GROUP BY namespace, topic
 ), dead_topics(namespace, topic) AS (
     (SELECT d.namespace, d.topic FROM outbox.dead d
@@ -56,43 +70,91 @@ WITH RECURSIVE lanes(lane) AS (
                      LIMIT 10000) s) AS dead
       FROM dead_topics t
 )
-SELECT coalesce(live.namespace, dead.namespace) AS namespace,
-       coalesce(live.topic, dead.topic) AS topic,
+SELECT coalesce(live.topic, dead.topic) AS topic,
+       coalesce(live.namespace, dead.namespace) AS namespace,
+       coalesce(t.paused, false) AS paused,
+       h.handler,
        coalesce(live.ready, 0) AS ready,
-       coalesce(live.delayed, 0) AS delayed,
-       coalesce(live.waiting_in_stream, 0) AS waiting_in_stream,
+       date_trunc('second', now() - live.oldest_ready_at) AS oldest,
        coalesce(live.in_progress, 0) AS in_progress,
        coalesce(live.expired, 0) AS expired,
-       live.oldest_ready_at,
+       coalesce(live.delayed, 0) AS delayed,
+       coalesce(live.waiting_in_stream, 0) AS waiting_in_stream,
        coalesce(dead.dead, 0) AS dead,
-       coalesce(t.paused, false) AS paused
+       coalesce(live.more, false) OR coalesce(dead.dead, 0) >= 10000 AS more,
+       live.oldest_ready_at
   FROM live
   FULL JOIN dead ON dead.namespace = live.namespace AND dead.topic = live.topic
   LEFT JOIN outbox.topics t
     ON t.namespace = coalesce(live.namespace, dead.namespace)
-   AND t.topic = coalesce(live.topic, dead.topic);
+   AND t.topic = coalesce(live.topic, dead.topic)
+  LEFT JOIN outbox.handlers h
+    ON h.namespace = coalesce(live.namespace, dead.namespace)
+   AND h.topic = coalesce(live.topic, dead.topic)
+ ORDER BY live.oldest_ready_at, topic, namespace;
 
 COMMENT ON VIEW outbox.topic_stats IS
-    'What lies in each topic. No number goes beyond 10000.';
-COMMENT ON COLUMN outbox.topic_stats.namespace IS 'The namespace.';
+    'What lies in each topic, the oldest first; see outbox.topic_counts for exact numbers.';
 COMMENT ON COLUMN outbox.topic_stats.topic IS 'The topic.';
-COMMENT ON COLUMN outbox.topic_stats.ready IS 'Messages that can be claimed.';
+COMMENT ON COLUMN outbox.topic_stats.namespace IS 'The namespace.';
+COMMENT ON COLUMN outbox.topic_stats.paused IS 'Whether the topic is paused.';
+COMMENT ON COLUMN outbox.topic_stats.handler IS 'The function that serves it in the database.';
+COMMENT ON COLUMN outbox.topic_stats.ready IS
+    'Messages that can be claimed, unless the topic is paused.';
+COMMENT ON COLUMN outbox.topic_stats.oldest IS
+    'For how long the oldest of the ready could have been claimed.';
+COMMENT ON COLUMN outbox.topic_stats.in_progress IS 'Messages that are leased.';
+COMMENT ON COLUMN outbox.topic_stats.expired IS 'Of these, those whose lease has ended.';
 COMMENT ON COLUMN outbox.topic_stats.delayed IS 'Messages that are not due yet.';
 COMMENT ON COLUMN outbox.topic_stats.waiting_in_stream IS
     'Messages that wait behind another of their stream.';
-COMMENT ON COLUMN outbox.topic_stats.in_progress IS 'Messages that are leased.';
-COMMENT ON COLUMN outbox.topic_stats.expired IS 'Of these, those whose lease has ended.';
+COMMENT ON COLUMN outbox.topic_stats.dead IS 'Messages that have failed.';
+COMMENT ON COLUMN outbox.topic_stats.more IS
+    'Not all were counted: of a tenant''s messages in a topic, or the dead of one, 10000.';
 COMMENT ON COLUMN outbox.topic_stats.oldest_ready_at IS
     'Since when the oldest of the ready can be claimed.';
-COMMENT ON COLUMN outbox.topic_stats.dead IS 'Messages that have failed.';
-COMMENT ON COLUMN outbox.topic_stats.paused IS 'Whether the topic is paused.';
+
+CREATE VIEW outbox.topic_counts AS
+WITH counted AS (
+    SELECT q.namespace, q.topic,
+           count(*) FILTER (WHERE q.status = 0 AND q.next_attempt_at <= now()) AS due,
+           count(*) FILTER (WHERE q.status = 0 AND q.next_attempt_at > now()) AS delayed,
+           count(*) FILTER (WHERE q.status = 1) AS in_progress,
+           0::bigint AS dead
+      FROM outbox.queue q
+     GROUP BY q.namespace, q.topic
+    UNION ALL
+    SELECT d.namespace, d.topic, 0, 0, 0, count(*)
+      FROM outbox.dead d
+     GROUP BY d.namespace, d.topic
+)
+SELECT c.topic, c.namespace,
+       sum(c.due)::bigint AS due,
+       sum(c.delayed)::bigint AS delayed,
+       sum(c.in_progress)::bigint AS in_progress,
+       sum(c.dead)::bigint AS dead
+  FROM counted c
+ GROUP BY c.namespace, c.topic
+ ORDER BY c.topic, c.namespace;
+
+COMMENT ON VIEW outbox.topic_counts IS
+    'Exact numbers of messages per topic. It reads all that are not done.';
+COMMENT ON COLUMN outbox.topic_counts.topic IS 'The topic.';
+COMMENT ON COLUMN outbox.topic_counts.namespace IS 'The namespace.';
+COMMENT ON COLUMN outbox.topic_counts.due IS
+    'Messages that are due, also behind others of their stream.';
+COMMENT ON COLUMN outbox.topic_counts.delayed IS 'Messages that are not due yet.';
+COMMENT ON COLUMN outbox.topic_counts.in_progress IS 'Messages that are leased.';
+COMMENT ON COLUMN outbox.topic_counts.dead IS 'Messages that have failed.';
 
 CREATE VIEW outbox.dead_letters AS
-SELECT id, message_id, namespace, topic, payload, headers, correlation_id,
-       tenant_id, dedupe_key, stream_id, attempts, retry_count, last_error,
-       failure_reason, created_at, processed_at AS failed_at,
-       processed_by AS failed_by
-  FROM outbox.dead;
+SELECT d.id, d.topic, d.namespace, d.attempts,
+       outbox.reason_name(d.failure_reason) AS reason,
+       date_trunc('second', now() - d.processed_at) AS age,
+       d.processed_at AS failed_at, d.created_at, d.retry_count, d.failure_reason,
+       d.processed_by AS failed_by, d.last_error, d.correlation_id, d.tenant_id,
+       d.dedupe_key, d.stream_id, d.message_id, d.headers, d.payload
+  FROM outbox.dead d;
 
 COMMENT ON VIEW outbox.dead_letters IS
     'Messages that have failed. outbox.requeue brings them back.';
@@ -111,8 +173,44 @@ COMMENT ON COLUMN outbox.dead_letters.retry_count IS 'How often it was handed ba
 COMMENT ON COLUMN outbox.dead_letters.last_error IS 'What the worker said.';
 COMMENT ON COLUMN outbox.dead_letters.failure_reason IS 'Why it failed.';
 COMMENT ON COLUMN outbox.dead_letters.created_at IS 'When it was enqueued.';
+COMMENT ON COLUMN outbox.dead_letters.reason IS 'Why it failed, in words.';
+COMMENT ON COLUMN outbox.dead_letters.age IS 'How long ago it failed.';
 COMMENT ON COLUMN outbox.dead_letters.failed_at IS 'When it failed.';
 COMMENT ON COLUMN outbox.dead_letters.failed_by IS 'The owner who failed it; null if nobody did.';
+
+CREATE VIEW outbox.failures AS
+SELECT f.topic, f.namespace,
+       outbox.reason_name(f.failure_reason) AS reason,
+       f.count, f.first_at, f.last_at,
+       l.id AS last_id,
+       left(l.last_error, 200) AS last_error
+  FROM (SELECT d.topic, d.namespace, d.failure_reason,
+               count(*) AS count,
+               min(d.processed_at) AS first_at,
+               max(d.processed_at) AS last_at
+          FROM outbox.dead d
+         GROUP BY d.topic, d.namespace, d.failure_reason) f,
+       LATERAL (SELECT e.id, e.last_error
+                  FROM outbox.dead e
+                 WHERE e.namespace = f.namespace
+                   AND e.topic = f.topic
+                   AND e.failure_reason = f.failure_reason
+                   AND e.processed_at = f.last_at
+                 ORDER BY e.id DESC
+                 LIMIT 1) l
+ ORDER BY f.last_at DESC;
+
+COMMENT ON VIEW outbox.failures IS
+    'Dead messages per topic and reason, the latest first. It reads all dead messages.';
+COMMENT ON COLUMN outbox.failures.topic IS 'The topic.';
+COMMENT ON COLUMN outbox.failures.namespace IS 'The namespace.';
+COMMENT ON COLUMN outbox.failures.reason IS 'Why they failed.';
+COMMENT ON COLUMN outbox.failures.count IS 'How many.';
+COMMENT ON COLUMN outbox.failures.first_at IS 'When the first of them failed.';
+COMMENT ON COLUMN outbox.failures.last_at IS 'When the last of them failed.';
+COMMENT ON COLUMN outbox.failures.last_id IS 'The last of them.';
+COMMENT ON COLUMN outbox.failures.last_error IS
+    'What the worker said of the last: its first 200 characters.';
 
 -- _leased_ids()
 --     Returns the ids of the messages in progress. The view leases calls it with
@@ -126,11 +224,15 @@ COMMENT ON FUNCTION outbox._leased_ids() IS
     'The messages in progress, found without reading those that are ready.';
 
 CREATE VIEW outbox.leases AS
-SELECT q.id, q.message_id, q.namespace, q.topic, q.stream_id, q.owner_token,
-       q.attempts, q.updated_at AS leased_at, q.locked_until,
-       q.locked_until <= now() AS expired
+SELECT q.id, q.topic, q.namespace, q.attempts - q.waived AS attempts,
+       date_trunc('second', q.locked_until - now()) AS time_left,
+       c.pid, c.application, c.host,
+       q.updated_at AS leased_at, q.locked_until,
+       q.locked_until <= now() AS expired,
+       q.owner_token, q.stream_id, q.message_id
   FROM outbox._leased_ids() l(id)
-  JOIN outbox.queue q ON q.id = l.id AND q.status = 1;
+  JOIN outbox.queue q ON q.id = l.id AND q.status = 1
+  LEFT JOIN outbox._owner_claims() c ON c.owner_token = q.owner_token;
 
 COMMENT ON VIEW outbox.leases IS 'Messages that are in progress.';
 COMMENT ON COLUMN outbox.leases.id IS 'The work item.';
@@ -140,6 +242,13 @@ COMMENT ON COLUMN outbox.leases.topic IS 'Its topic.';
 COMMENT ON COLUMN outbox.leases.stream_id IS 'Its stream.';
 COMMENT ON COLUMN outbox.leases.owner_token IS 'Who has the lease.';
 COMMENT ON COLUMN outbox.leases.attempts IS 'How often the message was handed out.';
+COMMENT ON COLUMN outbox.leases.time_left IS
+    'Until the end of the lease; negative when it has ended.';
+COMMENT ON COLUMN outbox.leases.pid IS
+    'The process of the session that last claimed for the owner; null if it is forgotten.';
+COMMENT ON COLUMN outbox.leases.application IS 'The application_name of that session then.';
+COMMENT ON COLUMN outbox.leases.host IS
+    'Where the client of that session was; a pooler, if there is one.';
 COMMENT ON COLUMN outbox.leases.leased_at IS 'When the lease was taken or renewed.';
 COMMENT ON COLUMN outbox.leases.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.leases.expired IS
@@ -155,10 +264,15 @@ WITH RECURSIVE streams(stream_id) AS (
       FROM streams s
      WHERE s.stream_id IS NOT NULL
 )
-SELECT s.stream_id,
-       outbox._partition_number(s.stream_id) AS partition_number,
-       h.id, h.message_id, h.namespace, h.topic, h.status, h.owner_token,
-       h.locked_until, h.attempts, h.next_attempt_at, h.last_error, h.created_at
+SELECT s.stream_id, h.id, h.topic, h.namespace,
+       outbox.status_name(h.status) AS state,
+       (SELECT count(*)
+          FROM (SELECT FROM outbox.queue b
+                 WHERE b.stream_id = s.stream_id AND b.stream_seq > h.stream_seq
+                 LIMIT 1000) behind) AS behind,
+       h.attempts - h.waived AS attempts, h.created_at, h.next_attempt_at,
+       h.locked_until, h.owner_token, h.last_error, h.status, h.message_id,
+       outbox._partition_number(s.stream_id) AS partition_number
   FROM streams s,
        LATERAL (SELECT * FROM outbox.queue q
                  WHERE q.stream_id = s.stream_id
@@ -174,6 +288,9 @@ COMMENT ON COLUMN outbox.stream_heads.id IS 'The work item.';
 COMMENT ON COLUMN outbox.stream_heads.message_id IS 'The logical message.';
 COMMENT ON COLUMN outbox.stream_heads.namespace IS 'Its namespace.';
 COMMENT ON COLUMN outbox.stream_heads.topic IS 'Its topic.';
+COMMENT ON COLUMN outbox.stream_heads.state IS 'ready or in progress: the status.';
+COMMENT ON COLUMN outbox.stream_heads.behind IS
+    'How many messages wait behind it; no more than 1000 are counted.';
 COMMENT ON COLUMN outbox.stream_heads.status IS '0 ready, 1 in progress.';
 COMMENT ON COLUMN outbox.stream_heads.owner_token IS 'Who has the lease.';
 COMMENT ON COLUMN outbox.stream_heads.locked_until IS 'End of the lease.';
@@ -204,135 +321,6 @@ COMMENT ON COLUMN outbox.join_progress.members IS 'How many messages are attache
 COMMENT ON COLUMN outbox.join_progress.waits IS 'How many continuations wait for it.';
 COMMENT ON COLUMN outbox.join_progress.created_at IS 'When it was started.';
 COMMENT ON COLUMN outbox.join_progress.last_updated_at IS 'When it last changed.';
-
--- _message_fate(id)
---     What would come of handing out a message: 'live', 'expired' or
---     'exhausted'. Claims, reap and nack ask the same function.
-CREATE FUNCTION outbox._message_fate(id bigint)
-RETURNS text
-LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_message_fate';
-
-COMMENT ON FUNCTION outbox._message_fate(bigint) IS
-    'What would come of handing out a message of the queue.';
-
--- _message_locker(id)
---     Which transaction keeps others from claiming a message, if one does.
-CREATE FUNCTION outbox._message_locker(id bigint)
-RETURNS xid
-LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_message_locker';
-
-COMMENT ON FUNCTION outbox._message_locker(bigint) IS
-    'Which transaction keeps others from claiming a message of the queue.';
-
--- explain_message(id)
---     Why is this message not being delivered? One row for each thing that can
---     be in the way.
-CREATE FUNCTION outbox.explain_message(id bigint)
-RETURNS TABLE (gate text, passed boolean, detail text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-#variable_conflict use_column
-DECLARE
-    message outbox.queue;
-    policy  outbox.topics;
-    ahead   record;
-    limits  integer;
-    fate    text;
-    locker  xid;
-    at      timestamptz := clock_timestamp();
-BEGIN
-    PERFORM outbox._require('id', explain_message.id);
-    -- the library knows the settings that are asked for below
-    PERFORM outbox._library();
-    SELECT * INTO message FROM outbox.queue q WHERE q.id = explain_message.id;
-    gate := 'unfinished';
-    passed := message.id IS NOT NULL;
-    SELECT format('%s at %s%s', outbox.status_name(m.status), m.processed_at,
-                  ', reason ' || nullif(m.failure_reason, 0))
-      INTO detail
-      FROM outbox.messages m
-     WHERE NOT passed AND m.id = explain_message.id;
-    IF NOT passed AND detail IS NULL THEN
-        detail := 'there is no such message, or it is kept no longer';
-    END IF;
-    RETURN NEXT;
-    IF NOT passed THEN
-        RETURN;
-    END IF;
-
-    gate := 'due';
-    passed := message.next_attempt_at <= at;
-    detail := CASE WHEN NOT passed THEN format('not before %s', message.next_attempt_at) END;
-    RETURN NEXT;
-
-    gate := 'not expired';
-    fate := outbox._message_fate(message.id);
-    passed := fate IS DISTINCT FROM 'expired';
-    detail := CASE WHEN NOT passed THEN format('expired at %s', message.expires_at) END;
-    RETURN NEXT;
-
-    gate := 'not leased';
-    passed := message.status = 0 OR message.locked_until <= at;
-    detail := CASE WHEN NOT passed THEN
-                  format('by %s until %s', message.owner_token, message.locked_until) END;
-    RETURN NEXT;
-
-    gate := 'not locked';
-    locker := outbox._message_locker(message.id);
-    passed := locker IS NULL;
-    detail := CASE WHEN NOT passed THEN
-                  format('by transaction %s, which has not ended%s', locker,
-                         (SELECT ', of process ' || l.pid
-                            FROM pg_locks l
-                           WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock'
-                             AND l.transactionid = locker)) END;
-    RETURN NEXT;
-
-    SELECT * INTO policy
-      FROM outbox.topics t
-     WHERE t.namespace = message.namespace AND t.topic = message.topic;
-    gate := 'topic not paused';
-    passed := NOT coalesce(policy.paused, false);
-    detail := CASE WHEN NOT passed THEN 'see outbox.resume_topic' END;
-    RETURN NEXT;
-
-    gate := 'attempts left';
-    limits := coalesce(policy.max_attempts, current_setting('outbox.max_attempts')::integer);
-    passed := fate IS DISTINCT FROM 'exhausted';
-    detail := format('%s of %s', message.attempts - message.waived, limits);
-    RETURN NEXT;
-
-    gate := 'first in stream';
-    SELECT q.id, outbox.status_name(q.status) AS state, q.owner_token, q.next_attempt_at
-      INTO ahead
-      FROM outbox.queue q
-     WHERE q.stream_id = message.stream_id AND q.stream_seq < message.stream_seq
-     ORDER BY q.stream_seq
-     LIMIT 1;
-    passed := ahead.id IS NULL;
-    detail := CASE WHEN NOT passed THEN
-                  format('message %s is before it: %s%s', ahead.id, ahead.state,
-                         coalesce(' by ' || ahead.owner_token,
-                                  ', due ' || ahead.next_attempt_at)) END;
-    RETURN NEXT;
-
-    gate := 'for any worker';
-    detail := CASE
-        WHEN message.topic = current_setting('outbox.join_wait_topic')
-            THEN 'a wait for a join: only claims that name the topic get it'
-        ELSE (SELECT format('handled by %s: only claims that name the topic get it', h.handler)
-                FROM outbox.handlers h
-               WHERE h.namespace = message.namespace AND h.topic = message.topic) END;
-    passed := detail IS NULL;
-    RETURN NEXT;
-END
-$$;
-
-COMMENT ON FUNCTION outbox.explain_message(bigint) IS
-    'Why a message is not being delivered: one row for each thing that can be in the way.';
 
 -- _library()
 --     Returns the version of the loaded library, whether it was preloaded, and its
@@ -406,11 +394,11 @@ AS 'MODULE_PATHNAME', 'outbox_workers_sql';
 COMMENT ON FUNCTION outbox._workers() IS
     'What is known of the background workers of all databases.';
 
--- status()
+-- _status()
 --     One row for each thing that can be well or not.
-CREATE FUNCTION outbox.status()
+CREATE FUNCTION outbox._status()
 RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -423,9 +411,19 @@ DECLARE
 BEGIN
     SELECT * INTO library FROM outbox._library();
     SELECT e.extversion INTO installed FROM pg_extension e WHERE e.extname = 'outbox';
-    SELECT max(now() - s.oldest_ready_at) AS oldest,
+    SELECT max(now() - s.oldest_ready_at) FILTER (WHERE NOT s.paused) AS oldest,
+           (array_agg(format('topic "%s", namespace "%s"', s.topic, s.namespace)
+                      ORDER BY s.oldest_ready_at)
+                FILTER (WHERE NOT s.paused AND s.oldest_ready_at IS NOT NULL))[1] AS oldest_topic,
            coalesce(sum(s.expired), 0) AS expired,
-           coalesce(sum(s.dead), 0) AS dead
+           string_agg(format('%s: %s', s.topic, s.expired), ', ' ORDER BY s.expired DESC, s.topic)
+               FILTER (WHERE s.expired > 0) AS expired_topics,
+           coalesce(sum(s.dead), 0) AS dead,
+           string_agg(format('%s: %s%s', s.topic, s.dead,
+                             CASE WHEN s.dead >= 10000 THEN ' or more' END),
+                      ', ' ORDER BY s.dead DESC, s.topic)
+               FILTER (WHERE s.dead > 0) AS dead_topics,
+           string_agg(s.topic, ', ' ORDER BY s.topic) FILTER (WHERE s.paused) AS paused
       INTO stats
       FROM outbox.topic_stats s;
 
@@ -491,13 +489,15 @@ BEGIN
     component := 'oldest ready message';
     ok := coalesce(stats.oldest < interval '5 minutes', true);
     status := coalesce(date_trunc('milliseconds', stats.oldest)::text, 'none');
-    detail := NULL;
+    detail := nullif(concat_ws('; ', stats.oldest_topic,
+                               'paused, and left out: ' || left(stats.paused, 200)), '');
     hint := CASE WHEN NOT ok THEN 'Are there workers for all topics? See outbox.topic_stats.' END;
     RETURN NEXT;
 
     component := 'expired leases';
     ok := stats.expired = 0;
     status := stats.expired::text;
+    detail := left(stats.expired_topics, 200);
     hint := CASE WHEN NOT ok THEN
                 'Workers die or take too long. The messages will be handed out again.' END;
     RETURN NEXT;
@@ -522,7 +522,7 @@ BEGIN
 
     SELECT * INTO workers FROM outbox._workers();
     component := 'workers';
-    ok := library.preloaded AND workers.launcher AND NOT workers.no_slots;
+    ok := library.preloaded AND workers.launcher AND workers.serves AND NOT workers.no_slots;
     status := CASE WHEN NOT library.preloaded THEN 'none'
                    WHEN NOT workers.launcher THEN 'no launcher'
                    ELSE format('%s running', workers.running) END;
@@ -535,6 +535,9 @@ BEGIN
                      'outbox.schedule_maintenance().'
                  WHEN workers.no_slots THEN
                      'The server has no room for a worker: raise max_worker_processes.'
+                 WHEN workers.launcher AND NOT workers.serves THEN
+                     'Name this database in outbox.databases, or call '
+                     'outbox.run_maintenance() regularly.'
                  WHEN NOT ok THEN
                      'See the server log; is max_worker_processes large enough?' END;
     RETURN NEXT;
@@ -542,9 +545,33 @@ BEGIN
     component := 'dead messages';
     ok := stats.dead = 0;
     status := stats.dead::text;
-    detail := NULL;
-    hint := CASE WHEN NOT ok THEN 'See outbox.dead_letters; outbox.requeue brings them back.' END;
+    detail := left(stats.dead_topics, 200);
+    hint := CASE WHEN NOT ok THEN
+                'See outbox.failures and outbox.dead_letters; outbox.requeue brings them back, '
+                'outbox.purge_topic removes them.' END;
     RETURN NEXT;
+
+    FOR component, status, detail, hint IN
+        SELECT d.component, d.n::text, d.who,
+               CASE WHEN d.n > 0 THEN
+                   format('See outbox.%s; outbox.%s brings them back.', d.view, d.requeue) END
+          FROM (SELECT 1 AS place, 'dead inbox messages' AS component, 'dead_inbox' AS view,
+                       'requeue_inbox' AS requeue, count(*) AS n,
+                       left(string_agg(DISTINCT i.handler_name, ', '), 200) AS who
+                  FROM (SELECT h.handler_name FROM outbox.inbox_dead h LIMIT 10000) i
+                UNION ALL
+                SELECT 2, 'dead timers', 'dead_timers', 'requeue_timers', count(*),
+                       left(string_agg(DISTINCT t.topic, ', '), 200)
+                  FROM (SELECT h.topic FROM outbox.timer_dead h LIMIT 10000) t
+                UNION ALL
+                SELECT 3, 'dead runs of jobs', 'dead_job_runs', 'requeue_job_runs', count(*),
+                       left(string_agg(DISTINCT r.job_name, ', '), 200)
+                  FROM (SELECT h.job_name FROM outbox.run_dead h LIMIT 10000) r) d
+         ORDER BY d.place
+    LOOP
+        ok := status = '0';
+        RETURN NEXT;
+    END LOOP;
 
     RETURN QUERY SELECT * FROM outbox._job_status();
 
@@ -576,5 +603,20 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox.status() IS
+COMMENT ON FUNCTION outbox._status() IS
     'One row for each thing that can be well or not.';
+
+-- status()
+--     The same, those that are not well first.
+CREATE FUNCTION outbox.status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT s.component, s.ok, s.status, s.detail, s.hint
+      FROM outbox._status() WITH ORDINALITY s
+     ORDER BY s.ok, s.ordinality
+$$;
+
+COMMENT ON FUNCTION outbox.status() IS
+    'What is well and what is not, the latter first.';
