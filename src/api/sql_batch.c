@@ -5,9 +5,12 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "nodes/value.h"
+#include "parser/parse_func.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
@@ -21,6 +24,7 @@
 #include "core/enqueue.h"
 #include "core/receptor.h"
 #include "outbox.h"
+#include "queue/handler.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 
@@ -194,6 +198,25 @@ check_messages(OutboxBatchSide *side, const char *section)
 	}
 }
 
+/*
+ * New messages are enqueued with the rights of the caller, who must be a producer:
+ * what it takes is the right to call enqueue_batch().
+ */
+static void
+require_producer(void)
+{
+	Oid			argument = JSONBOID;
+	Oid			enqueue = LookupFuncName(list_make2(makeString(OUTBOX_SCHEMA),
+													makeString("enqueue_batch")),
+										 1, &argument, false);
+
+	if (!outbox_function_may_be_called(enqueue, GetUserId()))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied to enqueue new_outbox_messages"),
+				 errhint("Call outbox.grant_producer() for the role.")));
+}
+
 static void
 read_sides(FunctionCallInfo fcinfo, OutboxBatch *batch)
 {
@@ -226,6 +249,8 @@ read_sides(FunctionCallInfo fcinfo, OutboxBatch *batch)
 								   outbox_nmessage_fields,
 								   sizeof(OutboxMessage), &queue->nmessages);
 	check_messages(queue, "new_outbox_messages");
+	if (queue->nmessages > 0)
+		require_producer();
 	inbox->messages = read_section(fcinfo, A_NEW_INBOX_MESSAGES,
 								   "new_inbox_messages", inbox_fields,
 								   lengthof(inbox_fields),

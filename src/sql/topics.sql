@@ -55,6 +55,96 @@ ALTER TABLE outbox.topics ENABLE ALWAYS TRIGGER outbox_topics_changed;
 COMMENT ON TRIGGER outbox_topics_changed ON outbox.topics IS
     'Has every session read the policies anew.';
 
+-- _check_backoff(what, value)
+--     Raises 22023 if a delay is negative or longer than 366 days. The policy is in
+--     seconds, so that is what is compared. A null passes.
+CREATE FUNCTION outbox._check_backoff(
+    what  text,
+    value interval
+)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF extract(epoch FROM value) NOT BETWEEN 0 AND 366 * 86400 THEN
+        RAISE EXCEPTION '% must be between 0 and 366 days', what
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._check_backoff(text, interval) IS
+    'Refuses a delay that is negative or too long.';
+
+-- _is_known_topic(topic, namespace)
+--     Does anything say that there is such a topic: a policy, a handler, a message
+--     that waits or is dead, a claim not long ago? Where there are too many lanes to
+--     look at all, the answer is yes.
+CREATE FUNCTION outbox._is_known_topic(
+    topic     text,
+    namespace text
+)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    most CONSTANT integer := 10000;
+BEGIN
+    RETURN EXISTS (SELECT FROM outbox.topics t
+                    WHERE t.namespace = _is_known_topic.namespace
+                      AND t.topic = _is_known_topic.topic)
+        OR EXISTS (SELECT FROM outbox.handlers h
+                    WHERE h.namespace = _is_known_topic.namespace
+                      AND h.topic = _is_known_topic.topic)
+        OR EXISTS (SELECT FROM outbox.dead d
+                    WHERE d.namespace = _is_known_topic.namespace
+                      AND d.topic = _is_known_topic.topic)
+        OR EXISTS (SELECT FROM outbox._topic_claims() c
+                    WHERE c.namespace = _is_known_topic.namespace
+                      AND c.topic = _is_known_topic.topic)
+        OR EXISTS (
+            WITH RECURSIVE lanes(n, lane, namespace, topic) AS (
+                (SELECT 1, q.lane, q.namespace, q.topic FROM outbox.queue q ORDER BY q.lane LIMIT 1)
+                UNION ALL
+                SELECT l.n + 1, next.*
+                  FROM lanes l,
+                       LATERAL (SELECT q.lane, q.namespace, q.topic FROM outbox.queue q
+                                 WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1) next
+                 WHERE l.n < most
+            )
+            SELECT FROM lanes l
+             WHERE (l.namespace = _is_known_topic.namespace AND l.topic = _is_known_topic.topic)
+                OR l.n = most);
+END
+$$;
+
+COMMENT ON FUNCTION outbox._is_known_topic(text, text) IS
+    'Whether anything says that there is such a topic.';
+
+-- _note_new_topic(topic, namespace)
+--     A NOTICE if nothing says that there is such a topic: its name may be wrong.
+CREATE FUNCTION outbox._note_new_topic(
+    topic     text,
+    namespace text
+)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT outbox._is_known_topic(topic, namespace) THEN
+        RAISE NOTICE 'no message of topic "%" in namespace "%" is waiting or dead', topic, namespace
+            USING HINT = 'The policy is kept for when there is one. '
+                         'Names of topics are compared as they are; there are no patterns.';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._note_new_topic(text, text) IS
+    'Says that nothing is known of a topic.';
+
 -- configure_topic(topic, namespace, ...)
 --     Sets what is given of a topic's policy, and leaves the rest as it is.
 --     For an interval that is a retention, negative means for ever.
@@ -77,10 +167,9 @@ BEGIN
     PERFORM outbox._check_name('topic', configure_topic.topic);
     PERFORM outbox._check_name('namespace', configure_topic.namespace);
     PERFORM outbox._check_limit('max_attempts', configure_topic.max_attempts);
-    IF configure_topic.backoff_base < '0' OR configure_topic.backoff_max < '0' THEN
-        RAISE EXCEPTION 'backoff_base and backoff_max must not be negative'
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM outbox._check_backoff('backoff_base', configure_topic.backoff_base),
+            outbox._check_backoff('backoff_max', configure_topic.backoff_max),
+            outbox._note_new_topic(configure_topic.topic, configure_topic.namespace);
 
     INSERT INTO outbox.topics AS t
         (namespace, topic, max_attempts, backoff_base, backoff_max,
@@ -107,29 +196,52 @@ COMMENT ON FUNCTION outbox.configure_topic(
 ) IS
     'Sets what is given of a topic''s policy; what is null stays as it is.';
 
--- reset_topic(topic, namespace)
---     Forgets a topic's policy: all is as the settings say. True if there was
---     one.
+-- reset_topic(topic, namespace, setting)
+--     Forgets a topic's policy, or one value of it, named as the argument of
+--     configure_topic; 'paused' is as resume_topic. What is forgotten is as the
+--     settings say. True if there was something to forget.
 CREATE FUNCTION outbox.reset_topic(
     topic     text,
-    namespace text DEFAULT 'default'
+    namespace text DEFAULT 'default',
+    setting   text DEFAULT NULL
 )
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    changed bigint;
 BEGIN
     PERFORM outbox._check_name('topic', reset_topic.topic);
     PERFORM outbox._check_name('namespace', reset_topic.namespace);
-    DELETE FROM outbox.topics t
-     WHERE t.namespace = reset_topic.namespace
-       AND t.topic = reset_topic.topic;
-    RETURN FOUND;
+    IF reset_topic.setting IS NULL THEN
+        DELETE FROM outbox.topics t
+         WHERE t.namespace = reset_topic.namespace
+           AND t.topic = reset_topic.topic;
+        RETURN FOUND;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute a
+                    WHERE a.attrelid = 'outbox.topics'::regclass
+                      AND a.attnum > 0 AND NOT a.attisdropped
+                      AND a.attname NOT IN ('namespace', 'topic')
+                      AND a.attname = reset_topic.setting)
+    THEN
+        RAISE EXCEPTION 'setting "%" is none of a topic', left(reset_topic.setting, 100)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Settings are the columns of outbox.topics, as in max_attempts.';
+    END IF;
+    EXECUTE format('UPDATE outbox.topics t SET %1$I = DEFAULT '
+                   'WHERE t.namespace = $1 AND t.topic = $2 '
+                   'AND t.%1$I IS NOT NULL AND (%1$L <> ''paused'' OR t.paused)',
+                   reset_topic.setting)
+      USING reset_topic.namespace, reset_topic.topic;
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    RETURN changed > 0;
 END
 $$;
 
-COMMENT ON FUNCTION outbox.reset_topic(text, text) IS
-    'Forgets a topic''s policy.';
+COMMENT ON FUNCTION outbox.reset_topic(text, text, text) IS
+    'Forgets a topic''s policy, or one value of it.';
 
 -- _set_paused(topic, namespace, paused)
 --     pause_topic and resume_topic.
@@ -145,6 +257,7 @@ AS $$
 BEGIN
     PERFORM outbox._check_name('topic', _set_paused.topic);
     PERFORM outbox._check_name('namespace', _set_paused.namespace);
+    PERFORM outbox._note_new_topic(_set_paused.topic, _set_paused.namespace);
     INSERT INTO outbox.topics AS t (namespace, topic, paused)
     VALUES (_set_paused.namespace, _set_paused.topic, _set_paused.paused)
     ON CONFLICT ON CONSTRAINT topics_pkey DO UPDATE
