@@ -136,7 +136,7 @@ outbox_arg_time_or_null(FunctionCallInfo fcinfo, int arg, TimestampTz *space)
 
 /*
  * A delay.  Its parts are looked at one by one, because they are added one after
- * the other, and must not take a timestamp out of range meanwhile; or back.
+ * the other: none may take a timestamp out of range, or back.
  */
 const Interval *
 outbox_arg_delay_or_null(FunctionCallInfo fcinfo, int arg, const char *name)

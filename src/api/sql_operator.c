@@ -71,7 +71,7 @@ outbox_reschedule_messages(PG_FUNCTION_ARGS)
 
 /*
  * outbox._purge_messages(ids bigint[]) RETURNS int
- *		Messages that wait are gone, but for those that are locked.
+ *		Remove messages that wait, except those that are locked.
  */
 PG_FUNCTION_INFO_V1(outbox_purge_messages);
 Datum

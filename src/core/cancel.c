@@ -2,8 +2,8 @@
  * cancel.c
  *	  Taking back, or putting off, what has not been handed out yet.
  *
- * A message waits if it is ready, or if its lease has ended and nobody has taken
- * it since.  Anything else is passed over.  A message that waits and is being
+ * A message waits if it is ready, or if its lease has ended and no claim has
+ * taken it since.  Anything else is passed over.  A message that waits and is being
  * changed by another transaction is waited for, or passed over, as the caller
  * wants it; joins that other transactions have locked are counted later (join.c).
  */

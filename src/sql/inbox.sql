@@ -377,7 +377,7 @@ COMMENT ON COLUMN outbox.dead_inbox.attempts IS 'How often it was handed out.';
 COMMENT ON COLUMN outbox.dead_inbox.reason IS 'Why it failed, in words.';
 COMMENT ON COLUMN outbox.dead_inbox.age IS 'How long ago it failed.';
 COMMENT ON COLUMN outbox.dead_inbox.failed_at IS 'When it failed.';
-COMMENT ON COLUMN outbox.dead_inbox.failed_by IS 'The owner who failed it; null if nobody did.';
+COMMENT ON COLUMN outbox.dead_inbox.failed_by IS 'The owner that failed it; null if none did.';
 COMMENT ON COLUMN outbox.dead_inbox.created_at IS 'When it came in.';
 COMMENT ON COLUMN outbox.dead_inbox.failure_reason IS 'Why it failed; 0 if it did not.';
 COMMENT ON COLUMN outbox.dead_inbox.last_error IS 'What was said of the last failed attempt.';

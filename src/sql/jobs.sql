@@ -362,7 +362,7 @@ COMMENT ON COLUMN outbox.dead_job_runs.reason IS 'Why it failed, in words.';
 COMMENT ON COLUMN outbox.dead_job_runs.age IS 'How long ago it failed.';
 COMMENT ON COLUMN outbox.dead_job_runs.failed_at IS 'When it failed.';
 COMMENT ON COLUMN outbox.dead_job_runs.failed_by IS
-    'The owner who failed it; null if nobody did.';
+    'The owner that failed it; null if none did.';
 COMMENT ON COLUMN outbox.dead_job_runs.created_at IS 'When it was made.';
 COMMENT ON COLUMN outbox.dead_job_runs.failure_reason IS 'Why it failed; 0 if it did not.';
 COMMENT ON COLUMN outbox.dead_job_runs.last_error IS 'What was said of the last failed attempt.';

@@ -1,8 +1,8 @@
 -- operator.sql: what an operator does with messages that wait, and with dead ones.
 -- Serves sql_operator.c.
 --
--- A message waits if it is ready, due or not, or if its lease has ended and nobody
--- has taken it since.
+-- A message waits if it is ready, due or not, or if its lease has ended and no
+-- claim has taken it since.
 
 -- discard(ids)
 --     Messages that wait are not delivered: they are dead, with reason 9, and

@@ -5,8 +5,8 @@ BEGIN
     IF EXISTS (SELECT FROM pg_namespace n WHERE n.nspname = 'outbox') THEN
         RAISE EXCEPTION 'schema "outbox" exists already'
             USING ERRCODE = 'duplicate_schema',
-                  DETAIL = 'The extension makes this schema itself, so that nobody else '
-                           'owns what is in it.',
+                  DETAIL = 'The extension creates this schema itself, so that no other '
+                           'role owns what is in it.',
                   HINT = 'Drop the schema if it is empty, or give it another name: '
                          'ALTER SCHEMA outbox RENAME TO ...; '
                          'then run CREATE EXTENSION outbox again.';

@@ -35,11 +35,12 @@ AS $$
                'reap_expired_timers',
                'claim_job_runs', 'ack_job_runs', 'abandon_job_runs', 'fail_job_runs',
                'renew_job_runs', 'reap_expired_job_runs',
-               'dispatch_due',
+               'dispatch_due', 'route_store',
                'start_receptor', 'complete_receptor', 'fail_receptor',
                'start_perspective', 'complete_perspective', 'fail_perspective')
            WHEN 'monitor' THEN p.proname IN (
                'status_name', 'join_status_name', 'reason_name', 'status', 'explain_message',
+                'route_store',
                -- called by views with the rights of the reader
                '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
                '_waiting_claims')
@@ -86,11 +87,11 @@ $$;
 COMMENT ON FUNCTION outbox._rights(text) IS
     'What a producer, a worker, a monitor or an admin is granted.';
 
--- _begin_rights(role)
+-- _begin_rights(role, kind)
 --     Checks the role. Two sessions that grant at the same time would update the
 --     same rows of the catalogs, and so would one that makes a partition of the
 --     archive: the locks keep them apart. Of these, only VACUUM and DDL conflict
---     with the first, and nobody keeps it for long.
+--     with the first.
 CREATE FUNCTION outbox._begin_rights(
     role regrole,
     kind text

@@ -339,7 +339,7 @@ COMMENT ON COLUMN outbox.dead_timers.attempts IS 'How often it was handed out.';
 COMMENT ON COLUMN outbox.dead_timers.reason IS 'Why it failed, in words.';
 COMMENT ON COLUMN outbox.dead_timers.age IS 'How long ago it failed.';
 COMMENT ON COLUMN outbox.dead_timers.failed_at IS 'When it failed.';
-COMMENT ON COLUMN outbox.dead_timers.failed_by IS 'The owner who failed it; null if nobody did.';
+COMMENT ON COLUMN outbox.dead_timers.failed_by IS 'The owner that failed it; null if none did.';
 COMMENT ON COLUMN outbox.dead_timers.created_at IS 'When it was made.';
 COMMENT ON COLUMN outbox.dead_timers.failure_reason IS 'Why it failed; 0 if it did not.';
 COMMENT ON COLUMN outbox.dead_timers.last_error IS 'What was said of the last failed attempt.';

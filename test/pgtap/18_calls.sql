@@ -4,7 +4,7 @@
 
 BEGIN;
 \ir include/tools.sql
-SELECT plan(12);
+SELECT plan(14);
 
 -- The functions whose names match, with their arguments and what they return.
 CREATE FUNCTION tap.calls(pattern text)
@@ -165,6 +165,31 @@ SELECT is(
           'lease or message expired', 'event storage', 'throttled', 'cancelled', NULL, 'unknown', NULL,
           'ready', 'in progress', 'done', 'failed', NULL],
     'calls: reason_name and status_name spell numbers of type int');
+
+SELECT bag_eq(
+    $$SELECT * FROM tap.calls('^(discard|cancel|cancel_by_key|reschedule|purge_topic|explain_message|requeue_.*|reset_topic|(grant|revoke)_(producer|worker|monitor|admin))$')
+       WHERE name <> 'requeue_one'$$,
+    $$VALUES ('discard', 'ids bigint[]', 'integer'), ('cancel', 'message_id uuid', 'boolean'),
+             ('cancel_by_key', 'topic text, dedupe_key text, namespace text DEFAULT ''default''::text', 'boolean'),
+             ('reschedule', 'ids bigint[], due_time timestamp with time zone', 'integer'),
+             ('purge_topic', 'topic text, namespace text DEFAULT ''default''::text, what text DEFAULT ''ready''::text, batch_limit integer DEFAULT NULL::integer', 'bigint'),
+             ('explain_message', 'id bigint', 'TABLE(gate text, passed boolean, detail text)'),
+             ('explain_message', 'message_id uuid', 'TABLE(gate text, passed boolean, detail text)'),
+             ('explain_message', 'message text', 'TABLE(gate text, passed boolean, detail text)'),
+             ('requeue_inbox', 'ids bigint[]', 'integer'), ('requeue_timers', 'ids bigint[]', 'integer'), ('requeue_job_runs', 'ids bigint[]', 'integer'),
+             ('reset_topic', 'topic text, namespace text DEFAULT ''default''::text, setting text DEFAULT NULL::text', 'boolean'),
+             ('grant_producer', 'role regrole', 'void'), ('grant_worker', 'role regrole', 'void'), ('grant_monitor', 'role regrole', 'void'), ('grant_admin', 'role regrole', 'void'),
+             ('revoke_producer', 'role regrole', 'void'), ('revoke_worker', 'role regrole', 'void'), ('revoke_monitor', 'role regrole', 'void'), ('revoke_admin', 'role regrole', 'void')$$,
+    'calls: those of operators have the names, types, order and defaults of the contract');
+
+SELECT results_eq(
+    $$SELECT p.proname::text, array_agg(a.type ORDER BY a.type), bool_and(a.has_default = (a.type = 'text' AND p.proname = 'create_or_update_job'))
+        FROM pg_proc p, LATERAL (SELECT format_type(t, NULL) AS type, i > p.pronargs - p.pronargdefaults AS has_default
+                                   FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u(t, i)
+                                  WHERE p.proargnames[i] IN ('payload', 'on_complete_payload')) a
+       WHERE p.pronamespace = 'outbox'::regnamespace AND p.proname !~ '^_' GROUP BY p.proname ORDER BY 1$$,
+    $$SELECT name, '{json,jsonb,text}'::text[], true FROM unnest('{create_or_update_job,enqueue,enqueue_join_wait,enqueue_step,receive,schedule_timer,try_enqueue}'::text[]) name$$,
+    'calls: wherever there is one payload it is text, json or jsonb, with a default in the text form only');
 
 SELECT * FROM finish();
 ROLLBACK;

@@ -36,6 +36,7 @@ my %values = (
 	'bigint[]' => [ "'{}'", "'{NULL}'", "'{1,NULL,2}'", "'{{1,2},{3,4}}'", "'{{1},{NULL}}'", "'[0:1]={1,2}'", "'[-5:-4]={1,2}'", "'{0,-1,9223372036854775807,-9223372036854775808}'", "'{1,1,1}'", "ARRAY(SELECT i FROM generate_series(1, 100000) i)", "array_fill(7::bigint, ARRAY[100000])", "array_fill(NULL::bigint, ARRAY[100000])", 'held.ids', 'held.ids || held.ids' ],
 	'integer[]' => [ "'{}'", "'{NULL}'", "'{1}'", "'{1,1}'", "'{1,1,1,1}'", "'{{1},{1}}'", "'[-5:-4]={1,1}'", "'{-1,2147483647}'", "array_fill(1, ARRAY[100000])", 'held.attempts' ],
 	'text[]' => [ "'{}'", "'{NULL}'", "'{a,NULL}'", "'{\"\"}'", "'{h}'", "'{h,h,base}'", "'{{a,b},{c,d}}'", "'[0:1]={a,b}'", "'[-5:-4]={a,b}'", "ARRAY[repeat('x', 256)]", "array_fill('h'::text, ARRAY[100000])", "ARRAY(SELECT 't' || i FROM generate_series(1, 100000) i)", "'{join.wait}'", "ARRAY[E'\\n\\t\\\\', '''\"']" ],
+	json => [ "'{}'", "'null'", "'1'", "' [1 , \"x\"] '", "repeat('[', 6000) || repeat(']', 6000)" ],
 	jsonb => [ "'{}'", "'[]'", "'null'", "'1'", "'\"x\"'", "'[1]'", "'[null]'", "'[[]]'", "'[{}]'", "'[{}, {}]'",
 		"repeat('[', 6000) || repeat(']', 6000)", "repeat('{\"a\":', 6000) || '1' || repeat('}', 6000)",
 		map({ "'[$_]'" }
@@ -67,7 +68,7 @@ my %sane = (
 	instance_id => "'00000000-0000-4000-8000-000000000003'", service_name => "'s'", host_name => "'h'", process_id => 1,
 	receptor_name => "'r'", perspective_name => "'p'", last_message_id => "'00000000-0000-4000-8000-000000000004'",
 	handler_name => "'h'", handler => "'public.handle(outbox.message)'", due_time => 'now()', timer_id => "'00000000-0000-4000-8000-000000000005'", id => 'held.ids[1]', attempt => 'held.attempts[1]', reason => 4,
-	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', partition => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'",
+	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', 'payloads jsonb' => "'[1]'", 'on_complete_payload json' => "'1'", 'on_complete_payload jsonb' => "'1'", message => "'1'", instances => "'{00000000-0000-0000-0000-000000000000}'", kind => "'worker'", setting => "'max_attempts'", partition => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'",
 	store => "'eu'", connection => "'service=eu'", routing_key => "'00000000-0000-4000-8000-000000000006'", key => "'00000000-0000-4000-8000-000000000006'", rule => "'store:eu'");
 # ---------------------------------------------------------------------------
 # Calls
@@ -126,7 +127,7 @@ sub call
 	for my $i (0 .. $#{ $function->{names} })
 	{
 		my ($name, $type) = ($function->{names}[$i], $function->{types}[$i]);
-		my $value = $given{$name} // $sane{$name};
+		my $value = $given{$name} // $sane{"$name $type"} // $sane{$name};
 
 		# most have defaults
 		next if !defined $given{$name} && (!defined $value || $i >= $function->{required} && $function->{name} !~ /^_/);
