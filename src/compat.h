@@ -4,7 +4,7 @@
  *
  * Where they are names and arguments, the rest of src/ is written against one
  * API, the newest, and this file bends the older ones to it.  Four differences
- * stand where they matter: shmem.c has two ways to a dynamic segment, handler.c
+ * stand where they matter: shmem.c has two ways to a dynamic segment, handler_bind.c
  * two checks, of a role and of a function, and worker.c switches off a timeout
  * that older servers have not.
  */
@@ -33,6 +33,13 @@ typedef TU_UpdateIndexes OutboxUpdateIndexes;
 typedef bool OutboxUpdateIndexes;
 #define OUTBOX_UPDATE_NEEDS_INDEXES(u) (u)
 #define InitMaterializedSRF(fcinfo, flags) SetSingleFuncCall(fcinfo, flags)
+#endif
+
+/* 16 can report a bad name without raising an error. */
+#if PG_VERSION_NUM >= 160000
+#define outbox_split_qualified(name) stringToQualifiedNameList(name, NULL)
+#else
+#define outbox_split_qualified(name) stringToQualifiedNameList(name)
 #endif
 
 /* 18 counts index searches for EXPLAIN. */

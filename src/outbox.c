@@ -22,6 +22,7 @@
 #include "shmem/posts.h"
 #include "shmem/shmem.h"
 #include "shmem/stream_cursor.h"
+#include "shmem/troubles.h"
 #include "shmem/waiters.h"
 #include "shmem/wake.h"
 #include "table/catalog.h"
@@ -67,6 +68,7 @@ init_shared(OutboxShared *shared, Size budget)
 	(void) lay_out(shared, budget);
 	shared->tranche = LWLockNewTrancheId();
 	outbox_workers_init(&shared->workers, shared->tranche);
+	outbox_troubles_init(&shared->troubles, shared->tranche);
 	outbox_directory_init(&shared->directory, shared->tranche);
 	outbox_waiters_init((OutboxWaiter *) ((char *) shared + shared->waiters),
 						MaxBackends);

@@ -184,7 +184,8 @@ outbox_written_tables_sql(PG_FUNCTION_ARGS)
 
 /*
  * outbox._workers(OUT launcher boolean, OUT serves boolean, OUT running int,
- *				   OUT waiting int, OUT failing int, OUT no_slots boolean)
+ *				   OUT waiting int, OUT failing int, OUT no_slots boolean,
+ *				   OUT failing_here int, OUT no_posts boolean)
  */
 PG_FUNCTION_INFO_V1(outbox_workers_sql);
 Datum
@@ -192,8 +193,8 @@ outbox_workers_sql(PG_FUNCTION_ARGS)
 {
 	OutboxWorkersState *state = outbox_workers_state();
 	TupleDesc	desc;
-	Datum		values[6];
-	bool		isnull[6] = {false};
+	Datum		values[8];
+	bool		isnull[8] = {false};
 	OutboxWorkersCount count = {false};
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
@@ -206,6 +207,8 @@ outbox_workers_sql(PG_FUNCTION_ARGS)
 	values[3] = Int32GetDatum(count.waiting);
 	values[4] = Int32GetDatum(count.failing);
 	values[5] = BoolGetDatum(count.no_slots);
+	values[6] = Int32GetDatum(count.failing_here);
+	values[7] = BoolGetDatum(count.no_posts);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, isnull)));
 }

@@ -1,51 +1,65 @@
 /*
  * sql_handler.c
- *	  SQL functions by which handlers are registered, and run by hand.
+ *	  SQL functions by which handlers are registered, and run by hand; and what
+ *	  is wrong with them and with workers.
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
-#include "catalog/pg_proc.h"
-#include "catalog/pg_type.h"
 #include "fmgr.h"
+#include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
-#include "utils/regproc.h"
 #include "utils/syscache.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
 
 #include "api/args.h"
+#include "compat.h"
 #include "outbox.h"
 #include "queue/handler.h"
-#include "table/catalog.h"
+#include "queue/handler_bind.h"
+#include "shmem/troubles.h"
 #include "util/guc.h"
 #include "util/hash.h"
-#include "worker/handler_run.h"
+#include "worker/handler_start.h"
 
 #define DEFAULT_BATCH_SIZE 20
+
+/* The longest that a call may take, in milliseconds: a day. */
+#define MAX_TIMEOUT_MS (24 * 60 * 60 * 1000)
 
 /* A handler takes an outbox.message and returns nothing. */
 static void
 check_signature(Oid function)
 {
-	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
-	Form_pg_proc proc;
-	bool		fits;
-
-	if (!HeapTupleIsValid(tuple))
+	if (!SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("function with OID %u does not exist", function)));
-	proc = (Form_pg_proc) GETSTRUCT(tuple);
-	fits = proc->prokind == PROKIND_FUNCTION && !proc->proretset &&
-		proc->prorettype == VOIDOID && proc->pronargs == 1 &&
-		proc->proargtypes.values[0] == get_rel_type_id(outbox_catalog()->message);
-	ReleaseSysCache(tuple);
-	if (!fits)
+	if (!outbox_function_fits(function))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("handler must be a function that takes one outbox.message and returns void")));
+}
+
+/* The time limit of a call in milliseconds; 0 if none was given. */
+static int
+get_timeout(FunctionCallInfo fcinfo, int arg)
+{
+	const Interval *timeout = outbox_arg_delay_or_null(fcinfo, arg, "timeout");
+	double		ms;
+
+	if (timeout == NULL)
+		return 0;
+	ms = timeout->time / 1000.0 + timeout->day * (double) SECS_PER_DAY * 1000 +
+		timeout->month * (double) DAYS_PER_MONTH * SECS_PER_DAY * 1000;
+	if (ms < 1 || ms > MAX_TIMEOUT_MS)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("timeout must be between 1 millisecond and 1 day")));
+	return (int) ms;
 }
 
 /* May this role have a handler, and call this function? */
@@ -70,7 +84,8 @@ check_role(Oid roleid, Oid function)
 
 /*
  * outbox.register_handler(topic text, handler regprocedure, namespace text,
- *						   batch_size int, lease_seconds int) RETURNS void
+ *						   batch_size int, lease_seconds int,
+ *						   timeout interval) RETURNS void
  */
 PG_FUNCTION_INFO_V1(outbox_register_handler);
 Datum
@@ -81,6 +96,7 @@ outbox_register_handler(PG_FUNCTION_ARGS)
 	int			batch_size;
 	int			lease_seconds;
 	Oid			function;
+	int			timeout_ms;
 	OutboxHandler handler;
 
 	outbox_begin_call("outbox.register_handler()");
@@ -91,6 +107,7 @@ outbox_register_handler(PG_FUNCTION_ARGS)
 	lease_seconds = outbox_arg_int(fcinfo, 4, "lease_seconds",
 								   outbox_lease_seconds, 1,
 								   OUTBOX_MAX_LEASE_SECONDS);
+	timeout_ms = get_timeout(fcinfo, 5);
 	check_signature(function);
 	check_role(GetUserId(), function);
 	if (outbox_handler_serves(outbox_topic_key(namespace, topic), topic))
@@ -102,10 +119,10 @@ outbox_register_handler(PG_FUNCTION_ARGS)
 
 	handler.namespace = unconstify(text *, namespace);
 	handler.topic = unconstify(text *, topic);
-	handler.function = format_procedure_qualified(function);
-	handler.role = GetUserNameFromId(GetUserId(), false);
 	handler.batch_size = batch_size;
 	handler.lease_seconds = lease_seconds;
+	handler.timeout_ms = timeout_ms;
+	outbox_handler_bind(&handler, function, GetUserId());
 	outbox_handler_add(&handler);
 	PG_RETURN_VOID();
 }
@@ -127,29 +144,103 @@ outbox_unregister_handler(PG_FUNCTION_ARGS)
 }
 
 /*
- * outbox._run_handlers() RETURNS int
- *		One batch of each handler whose role the caller may act for.
+ * outbox._start_handlers() RETURNS bigint
+ *		Run the handlers of all roles that the caller may act for, each role's in
+ *		a background process, and wait for them; how many messages were handled.
  */
-PG_FUNCTION_INFO_V1(outbox_run_handlers);
+PG_FUNCTION_INFO_V1(outbox_start_handlers);
 Datum
-outbox_run_handlers(PG_FUNCTION_ARGS)
+outbox_start_handlers(PG_FUNCTION_ARGS)
 {
-	int			n = 0;
-	List	   *copies = NIL;
+	outbox_begin_call("outbox._start_handlers()");
+	PG_RETURN_INT64(outbox_handlers_start());
+}
+
+/*
+ * outbox._handler_problems(OUT namespace text, OUT topic text, OUT handler text,
+ *							OUT role name, OUT problem text) RETURNS SETOF record
+ *		The handlers that cannot be called, and why.
+ */
+PG_FUNCTION_INFO_V1(outbox_handler_problems);
+Datum
+outbox_handler_problems(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 	ListCell   *lc;
 
-	outbox_begin_call("outbox._run_handlers()");
-	/* what we are given may be gone as soon as the first of them has run */
+	InitMaterializedSRF(fcinfo, 0);
 	foreach(lc, outbox_handlers())
-		copies = lappend(copies, outbox_handler_copy(lfirst(lc)));
-	foreach(lc, copies)
 	{
 		const OutboxHandler *handler = lfirst(lc);
-		Oid			roleid = get_role_oid(handler->role, true);
+		NameData	role;
+		Oid			function;
+		OutboxHandlerProblem problem = outbox_handler_check(handler, &function);
+		Datum		values[5];
+		bool		nulls[5] = {false};
 
-		if (OidIsValid(roleid) && outbox_handler_role_allowed(roleid) &&
-			has_privs_of_role(GetUserId(), roleid))
-			n += outbox_handler_run_here(handler, roleid);
+		if (problem == OUTBOX_HANDLER_FINE)
+			continue;
+		namestrcpy(&role, handler->role);
+		values[0] = PointerGetDatum(handler->namespace);
+		values[1] = PointerGetDatum(handler->topic);
+		values[2] = CStringGetTextDatum(handler->function);
+		values[3] = NameGetDatum(&role);
+		values[4] = CStringGetTextDatum(outbox_handler_problem_text(problem));
+		tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 	}
-	PG_RETURN_INT32(n);
+	return (Datum) 0;
+}
+
+/* The topic of a handler, as namespace/topic. */
+static Datum
+topic_of(int64 lane, bool *isnull)
+{
+	ListCell   *lc;
+
+	foreach(lc, outbox_handlers())
+	{
+		const OutboxHandler *handler = lfirst(lc);
+
+		if (handler->lane == lane)
+			return CStringGetTextDatum(psprintf("%s/%s",
+												text_to_cstring(handler->namespace),
+												text_to_cstring(handler->topic)));
+	}
+	*isnull = true;
+	return (Datum) 0;
+}
+
+/*
+ * outbox._worker_troubles(OUT part text, OUT failures int, OUT sqlstate text,
+ *						   OUT since timestamptz, OUT next_try timestamptz,
+ *						   OUT topic text)
+ *		RETURNS SETOF record
+ *		The parts of the workers' rounds that fail in this database.
+ */
+PG_FUNCTION_INFO_V1(outbox_worker_troubles);
+Datum
+outbox_worker_troubles(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	OutboxTrouble *troubles = palloc_array(OutboxTrouble, OUTBOX_MAX_TROUBLES);
+	int			n = outbox_troubles_list(troubles, OUTBOX_MAX_TROUBLES);
+
+	InitMaterializedSRF(fcinfo, 0);
+	for (int i = 0; i < n; i++)
+	{
+		Datum		values[6];
+		bool		nulls[6] = {false};
+
+		/* _handler_problems() tells more of these */
+		if (troubles[i].part == OUTBOX_PART_BINDING)
+			continue;
+		values[0] = CStringGetTextDatum(outbox_part_name(troubles[i].part));
+		values[1] = Int32GetDatum(troubles[i].failures);
+		values[2] = CStringGetTextDatum(unpack_sql_state(troubles[i].sqlerrcode));
+		values[3] = TimestampTzGetDatum(troubles[i].since);
+		values[4] = TimestampTzGetDatum(troubles[i].next_try);
+		values[5] = topic_of(troubles[i].lane, &nulls[5]);
+		tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+	}
+	return (Datum) 0;
 }

@@ -8,6 +8,7 @@
 #include "access/transam.h"
 #include "access/xact.h"
 #include "commands/trigger.h"
+#include "commands/extension.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "utils/builtins.h"
@@ -110,7 +111,10 @@ PG_FUNCTION_INFO_V1(outbox_wake_worker);
 Datum
 outbox_wake_worker(PG_FUNCTION_ARGS)
 {
-	outbox_wake_note_worker();
+	if (creating_extension)
+		outbox_wake_note_database();
+	else
+		outbox_wake_note_worker();
 	PG_RETURN_VOID();
 }
 

@@ -6,28 +6,22 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
-#include "access/htup_details.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/pg_authid.h"
-#include "catalog/pg_proc.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
-#include "utils/syscache.h"
 
 #include "queue/handler.h"
+#include "queue/handler_bind.h"
 #include "shmem/wake.h"
 #include "table/cached_table.h"
 #include "table/catalog.h"
 #include "table/table.h"
-#include "util/guc.h"
 #include "util/hash.h"
 
 /* outbox.handlers */
@@ -39,7 +33,13 @@ enum
 	HD_ROLE,
 	HD_BATCH_SIZE,
 	HD_LEASE_SECONDS,
-	HD_NATTS = HD_LEASE_SECONDS
+	HD_TIMEOUT_MS,
+	HD_OWNER,
+	HD_FUNCTION_OID,
+	HD_ROLE_OID,
+	HD_OWNER_OID,
+	HD_HOME,
+	HD_NATTS = HD_HOME
 };
 
 static void begin_handlers(void);
@@ -100,6 +100,13 @@ read_handler(TupleTableSlot *slot)
 	handler->role = pstrdup(NameStr(*DatumGetName(outbox_row_get(slot, HD_ROLE))));
 	handler->batch_size = DatumGetInt32(outbox_row_get(slot, HD_BATCH_SIZE));
 	handler->lease_seconds = DatumGetInt32(outbox_row_get(slot, HD_LEASE_SECONDS));
+	if (!slot_attisnull(slot, HD_TIMEOUT_MS))
+		handler->timeout_ms = DatumGetInt32(outbox_row_get(slot, HD_TIMEOUT_MS));
+	handler->owner = pstrdup(NameStr(*DatumGetName(outbox_row_get(slot, HD_OWNER))));
+	handler->function_oid = DatumGetObjectId(outbox_row_get(slot, HD_FUNCTION_OID));
+	handler->role_oid = DatumGetObjectId(outbox_row_get(slot, HD_ROLE_OID));
+	handler->owner_oid = DatumGetObjectId(outbox_row_get(slot, HD_OWNER_OID));
+	handler->home = TextDatumGetCString(outbox_row_get(slot, HD_HOME));
 	return handler;
 }
 
@@ -128,6 +135,8 @@ outbox_handler_copy(const OutboxHandler *handler)
 	copy->topic = DatumGetTextPCopy(PointerGetDatum(handler->topic));
 	copy->function = pstrdup(handler->function);
 	copy->role = pstrdup(handler->role);
+	copy->owner = pstrdup(handler->owner);
+	copy->home = pstrdup(handler->home);
 	return copy;
 }
 
@@ -163,28 +172,89 @@ announce_change(OutboxTable *table)
 	outbox_wake_note_policies(outbox_store(OUTBOX_QUEUE)->table);
 }
 
+/* What a handler is bound to, as names and as OIDs. */
+static void
+set_binding(TupleTableSlot *row, const OutboxHandler *handler)
+{
+	Name		role = palloc_object(NameData);
+	Name		owner = palloc_object(NameData);
+
+	namestrcpy(role, handler->role);
+	namestrcpy(owner, handler->owner);
+	outbox_row_set(row, HD_HANDLER, CStringGetTextDatum(handler->function));
+	outbox_row_set(row, HD_ROLE, NameGetDatum(role));
+	outbox_row_set(row, HD_OWNER, NameGetDatum(owner));
+	outbox_row_set(row, HD_FUNCTION_OID, ObjectIdGetDatum(handler->function_oid));
+	outbox_row_set(row, HD_ROLE_OID, ObjectIdGetDatum(handler->role_oid));
+	outbox_row_set(row, HD_OWNER_OID, ObjectIdGetDatum(handler->owner_oid));
+	outbox_row_set(row, HD_HOME, CStringGetTextDatum(handler->home));
+}
+
 /* Register a handler; the caller has checked that there is none yet. */
 void
 outbox_handler_add(const OutboxHandler *handler)
 {
 	OutboxTable table;
 	TupleTableSlot *row;
-	NameData	role;
 
-	namestrcpy(&role, handler->role);
 	outbox_table_open(&table, outbox_catalog()->handlers, HD_NATTS);
 	row = outbox_table_new_row(&table);
 	outbox_row_set(row, HD_NAMESPACE, PointerGetDatum(handler->namespace));
 	outbox_row_set(row, HD_TOPIC, PointerGetDatum(handler->topic));
-	outbox_row_set(row, HD_HANDLER, CStringGetTextDatum(handler->function));
-	outbox_row_set(row, HD_ROLE, NameGetDatum(&role));
 	outbox_row_set(row, HD_BATCH_SIZE, Int32GetDatum(handler->batch_size));
 	outbox_row_set(row, HD_LEASE_SECONDS, Int32GetDatum(handler->lease_seconds));
+	if (handler->timeout_ms > 0)
+		outbox_row_set(row, HD_TIMEOUT_MS, Int32GetDatum(handler->timeout_ms));
+	set_binding(row, handler);
 	outbox_table_insert(&table, row);
 	announce_change(&table);
 	ExecDropSingleTupleTableSlot(row);
 	outbox_table_close(&table);
 	CommandCounterIncrement();
+}
+
+/*
+ * Show each handler to a function that may change what it is bound to; how many
+ * were changed.  A row that is locked is left as it is.
+ */
+int
+outbox_handler_rewrite(bool (*rewrite) (OutboxHandler *handler))
+{
+	OutboxTable table;
+	Snapshot	snapshot;
+	TableScanDesc scan;
+	TupleTableSlot *slot;
+	TupleTableSlot *row;
+	TransactionId blocker;
+	int			n = 0;
+
+	outbox_table_open(&table, outbox_catalog()->handlers, HD_NATTS);
+	table.nkeys = 2;
+	slot = outbox_table_slot(&table);
+	row = outbox_table_new_row(&table);
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	scan = table_beginscan(table.rel, snapshot, 0, NULL);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		OutboxHandler *handler = read_handler(slot);
+
+		CHECK_FOR_INTERRUPTS();
+		if (!rewrite(handler))
+			continue;
+		outbox_new_row_from(row, slot);
+		set_binding(row, handler);
+		if (outbox_table_update(&table, slot, row, false, &blocker) == OUTBOX_ROW_OK)
+			n++;
+	}
+	table_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	if (n > 0)
+		announce_change(&table);
+	ExecDropSingleTupleTableSlot(row);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&table);
+	CommandCounterIncrement();
+	return n;
 }
 
 /* Delete the row of a handler that the caller may delete. */
@@ -198,14 +268,16 @@ delete_row(OutboxTable *table, const text *namespace, const text *topic)
 
 	while (!deleted && table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
-		Oid			owner;
+		const OutboxHandler *handler;
 
 		if (!outbox_text_equal(DatumGetTextPP(outbox_row_get(slot, HD_TOPIC)), topic) ||
 			!outbox_text_equal(DatumGetTextPP(outbox_row_get(slot, HD_NAMESPACE)), namespace))
 			continue;
-		owner = get_role_oid(NameStr(*DatumGetName(outbox_row_get(slot, HD_ROLE))), true);
+		handler = read_handler(slot);
 		if (!superuser() &&
-			(!OidIsValid(owner) || !has_privs_of_role(GetUserId(), owner)))
+			!(outbox_handler_is_at_home(handler) &&
+			  outbox_role_exists(handler->role_oid) &&
+			  has_privs_of_role(GetUserId(), handler->role_oid)))
 			ereport(ERROR,
 					(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 					 errmsg("permission denied for the handler of topic \"%s\"",
@@ -234,70 +306,4 @@ outbox_handler_remove(const text *namespace, const text *topic)
 		announce_change(&table);
 	outbox_table_close(&table);
 	return removed;
-}
-
-/* ---------------------------------------------------------------------- */
-/* Rights                                                                 */
-/* ---------------------------------------------------------------------- */
-
-/* Can a worker connect as this role?  Since 17 it may, whatever the role. */
-bool
-outbox_handler_role_connects(Oid roleid)
-{
-#if PG_VERSION_NUM >= 170000
-	return true;
-#else
-	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(roleid));
-	bool		result;
-
-	if (!HeapTupleIsValid(tuple))
-		return false;
-	result = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
-	ReleaseSysCache(tuple);
-	return result;
-#endif
-}
-
-/*
- * Is this role a superuser by now?  Not what the caches say: a worker can be
- * called by the very commit that makes it one, before they are told.
- */
-static bool
-is_superuser_now(Oid roleid)
-{
-	Relation	rel = table_open(AuthIdRelationId, AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	bool		result;
-
-	ScanKeyInit(&key, Anum_pg_authid_oid, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(roleid));
-	scan = systable_beginscan(rel, AuthIdOidIndexId, true, snapshot, 1, &key);
-	tuple = systable_getnext(scan);
-	result = HeapTupleIsValid(tuple) &&
-		((Form_pg_authid) GETSTRUCT(tuple))->rolsuper;
-	systable_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	table_close(rel, AccessShareLock);
-	return result;
-}
-
-/* May this role have handlers? */
-bool
-outbox_handler_role_allowed(Oid roleid)
-{
-	return outbox_allow_superuser_handlers || !is_superuser_now(roleid);
-}
-
-bool
-outbox_function_may_be_called(Oid function, Oid roleid)
-{
-#if PG_VERSION_NUM >= 160000
-	return object_aclcheck(ProcedureRelationId, function, roleid,
-						   ACL_EXECUTE) == ACLCHECK_OK;
-#else
-	return pg_proc_aclcheck(function, roleid, ACL_EXECUTE) == ACLCHECK_OK;
-#endif
 }

@@ -16,9 +16,16 @@ typedef struct OutboxHandler
 	text	   *namespace;
 	text	   *topic;
 	char	   *function;		/* with its argument types, qualified */
-	char	   *role;
+	char	   *role;			/* who has registered it */
 	int			batch_size;
 	int			lease_seconds;
+	int			timeout_ms;		/* 0: as the setting says */
+	char	   *owner;			/* of the function */
+	/* the same as OIDs, which mean something in one database only: "home" */
+	Oid			function_oid;
+	Oid			role_oid;
+	Oid			owner_oid;
+	char	   *home;
 } OutboxHandler;
 
 extern void outbox_handler_init(void);
@@ -31,8 +38,6 @@ extern OutboxHandler *outbox_handler_copy(const OutboxHandler *handler);
 extern void outbox_handler_add(const OutboxHandler *handler);
 extern bool outbox_handler_remove(const text *namespace, const text *topic);
 
-extern bool outbox_handler_role_connects(Oid roleid);
-extern bool outbox_handler_role_allowed(Oid roleid);
-extern bool outbox_function_may_be_called(Oid function, Oid roleid);
+extern int	outbox_handler_rewrite(bool (*rewrite) (OutboxHandler *handler));
 
 #endif							/* OUTBOX_HANDLER_H */

@@ -13,33 +13,46 @@
  *
  * Only the launcher sets "running", and only it clears it, when the server
  * tells that the process has ended.  A worker that wants to leave does so
- * under the lock, and not if it was called meanwhile: so no call is lost.
+ * under the lock, and not if it was called meanwhile: so no call is lost.  One
+ * that leaves because it is another's turn is due at once, so it need not care.
+ *
+ * Every commit that makes something claimable asks whom it concerns.  So the
+ * posts of a database are chained, and each has its lanes as a Bloom filter: a
+ * worker is sometimes called in vain, but never left uncalled.
  *
  * Only with the library preloaded is there a launcher; without, this is empty
  * and all calls come to nothing.
  */
 #include "postgres.h"
 
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/timestamp.h"
 
 #include "shmem/posts.h"
 #include "shmem/shmem.h"
 #include "util/guc.h"
 
-/* While the block of shared memory is made. */
+/*
+ * While the block of shared memory is made.  Entries that were never used need
+ * no initialisation.
+ */
 void
 outbox_workers_init(OutboxWorkersState *state, int tranche)
 {
 	LWLockInitialize(&state->lock, tranche);
 	state->launcher = NULL;
 	pg_atomic_init_u64(&state->sleeps_until, 0);
-	pg_atomic_init_u32(&state->waiting, 0);
+	pg_atomic_init_u64(&state->looked_at, 0);
+	for (int kind = 0; kind < OUTBOX_POST_KINDS; kind++)
+		pg_atomic_init_u32(&state->waiting[kind], 0);
 	pg_atomic_init_u32(&state->nserved, 0);
 	state->discover = true;
-	state->no_slots = false;
-	state->nposts = 0;
-	memset(state->posts, 0, sizeof(state->posts));
+	state->no_slots = state->no_posts = false;
+	state->nposts = state->nstrange = 0;
+	for (int i = 0; i < OUTBOX_POST_BUCKETS; i++)
+		state->buckets[i] = -1;
 }
 
 /* NULL if there can be no workers. */
@@ -51,111 +64,254 @@ outbox_workers_state(void)
 	return shared == NULL ? NULL : &shared->workers;
 }
 
+/* ---------------------------------------------------------------------- */
+/* Finding and making posts                                               */
+/* ---------------------------------------------------------------------- */
+
+static int *
+bucket_of(OutboxWorkersState *state, Oid dbid)
+{
+	return &state->buckets[murmurhash32(dbid) % OUTBOX_POST_BUCKETS];
+}
+
+/* The first post in this part of a chain that is the database's. */
+static OutboxPost *
+of_database(OutboxWorkersState *state, int at, Oid dbid)
+{
+	while (at >= 0 && state->posts[at].dbid != dbid)
+		at = state->posts[at].next;
+	return at < 0 ? NULL : &state->posts[at];
+}
+
+/* The posts of a database, one after the other.  The lock must be held. */
+OutboxPost *
+outbox_post_first(OutboxWorkersState *state, Oid dbid)
+{
+	Assert(LWLockHeldByMe(&state->lock));
+	return of_database(state, *bucket_of(state, dbid), dbid);
+}
+
+OutboxPost *
+outbox_post_next(OutboxWorkersState *state, const OutboxPost *post)
+{
+	Assert(LWLockHeldByMe(&state->lock));
+	return of_database(state, post->next, post->dbid);
+}
+
 /* The lock must be held. */
 OutboxPost *
 outbox_post_find(OutboxWorkersState *state, Oid dbid, Oid roleid)
 {
-	Assert(LWLockHeldByMe(&state->lock));
-	Assert(state->nposts <= OUTBOX_MAX_POSTS);
-	for (int i = 0; i < state->nposts; i++)
-	{
-		OutboxPost *post = &state->posts[i];
+	OutboxPost *post = outbox_post_first(state, dbid);
 
-		if (post->dbid == dbid && post->roleid == roleid)
-			return post;
-	}
-	return NULL;
+	while (post != NULL && post->roleid != roleid)
+		post = outbox_post_next(state, post);
+	return post;
 }
 
-/* The same, making it; NULL if there is no room.  Exclusive lock. */
+static OutboxPost *
+free_entry(OutboxWorkersState *state)
+{
+	for (int i = 0; i < state->nposts; i++)
+	{
+		if (!OidIsValid(state->posts[i].dbid))
+			return &state->posts[i];
+	}
+	return state->nposts < OUTBOX_MAX_POSTS ?
+		&state->posts[state->nposts++] : NULL;
+}
+
+/*
+ * The same, making it; NULL if there is no room.  A new post is concerned by
+ * all lanes until its worker says otherwise.  Exclusive lock.
+ */
 OutboxPost *
 outbox_post_make(OutboxWorkersState *state, Oid dbid, Oid roleid)
 {
 	OutboxPost *post = outbox_post_find(state, dbid, roleid);
+	int		   *bucket = bucket_of(state, dbid);
 
 	Assert(LWLockHeldByMeInMode(&state->lock, LW_EXCLUSIVE));
+	Assert(OidIsValid(dbid));
 	if (post != NULL)
 		return post;
-	post = outbox_post_find(state, InvalidOid, InvalidOid);
-	if (post == NULL && state->nposts < OUTBOX_MAX_POSTS)
-		post = &state->posts[state->nposts++];
+	post = free_entry(state);
 	if (post == NULL)
 		return NULL;
 	memset(post, 0, sizeof(OutboxPost));
 	post->dbid = dbid;
 	post->roleid = roleid;
+	post->due = DT_NOEND;
+	if (OidIsValid(roleid))
+		outbox_post_all_lanes(post);
+	post->next = *bucket;
+	*bucket = post - state->posts;
 	return post;
 }
 
-static bool
-serves(const OutboxPost *post, int64 lane)
+/* Nobody wants this post any more.  Exclusive lock. */
+void
+outbox_post_free(OutboxWorkersState *state, OutboxPost *post)
 {
-	if (post->nlanes < 0)
-		return true;
-	for (int i = 0; i < post->nlanes; i++)
+	int		   *link = bucket_of(state, post->dbid);
+
+	Assert(LWLockHeldByMeInMode(&state->lock, LW_EXCLUSIVE));
+	Assert(!post->running);
+	while (*link != post - state->posts)
 	{
-		if (post->lanes[i] == lane)
+		Assert(*link >= 0);
+		link = &state->posts[*link].next;
+	}
+	*link = post->next;
+	post->dbid = post->roleid = InvalidOid;
+	post->served = false;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Lanes                                                                  */
+/* ---------------------------------------------------------------------- */
+
+#define LANE_BITS (OUTBOX_LANE_WORDS * 64)
+
+/* The two bits of a lane. */
+static void
+bits_of(int64 lane, uint32 *first, uint32 *second)
+{
+	uint64		mixed = (uint64) lane * UINT64CONST(0x9E3779B97F4A7C15);
+
+	*first = (mixed >> 48) % LANE_BITS;
+	*second = (mixed >> 32) % LANE_BITS;
+}
+
+void
+outbox_post_no_lanes(OutboxPost *post)
+{
+	memset(post->lanes, 0, sizeof(post->lanes));
+}
+
+void
+outbox_post_all_lanes(OutboxPost *post)
+{
+	memset(post->lanes, 0xFF, sizeof(post->lanes));
+}
+
+void
+outbox_post_add_lane(OutboxPost *post, int64 lane)
+{
+	uint32		first;
+	uint32		second;
+
+	bits_of(lane, &first, &second);
+	post->lanes[first / 64] |= UINT64CONST(1) << (first % 64);
+	post->lanes[second / 64] |= UINT64CONST(1) << (second % 64);
+}
+
+bool
+outbox_post_has_lane(const OutboxPost *post, int64 lane)
+{
+	uint32		first;
+	uint32		second;
+
+	bits_of(lane, &first, &second);
+	return (post->lanes[first / 64] >> (first % 64) & 1) != 0 &&
+		(post->lanes[second / 64] >> (second % 64) & 1) != 0;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Calls                                                                  */
+/* ---------------------------------------------------------------------- */
+
+static bool
+concerns(const OutboxWorkersCall *call, const OutboxPost *post)
+{
+	if (call->all || (call->own && !OidIsValid(post->roleid)))
+		return true;
+	for (int i = 0; i < call->nlanes; i++)
+	{
+		if (outbox_post_has_lane(post, call->lanes[i]))
 			return true;
 	}
 	return false;
 }
 
-/* Is what becomes claimable in this lane for a handler in this database? */
-bool
-outbox_workers_want(int64 lane)
+/* Has this database called before, without being served since? */
+static bool
+is_strange(const OutboxWorkersState *state)
 {
-	OutboxWorkersState *state = outbox_workers_state();
-	bool		result = false;
-
-	if (state == NULL || pg_atomic_read_u32(&state->nserved) == 0)
-		return false;
-	LWLockAcquire(&state->lock, LW_SHARED);
-	for (int i = 0; i < state->nposts && !result; i++)
+	for (int i = 0; i < Min(state->nstrange, OUTBOX_MAX_STRANGE); i++)
 	{
-		const OutboxPost *post = &state->posts[i];
-
-		result = post->dbid == MyDatabaseId && post->nlanes != 0 &&
-			serves(post, lane);
+		if (state->strange[i] == MyDatabaseId)
+			return true;
 	}
-	LWLockRelease(&state->lock);
-	return result;
+	return false;
 }
 
 /*
- * There is something to do in this database.  If it is not known, it may be
- * one that is to be served since lately: then look, if that is wanted, or
- * likely.
+ * A call comes from a database that the launcher does not know.  It may be new: then
+ * the launcher must look.  But one that it does not serve, and that goes on calling,
+ * must not keep it at that.
  */
+static void
+call_from_strange(OutboxWorkersState *state, bool look)
+{
+	TimestampTz now;
+	TimestampTz looked_at;
+
+	bool		heard = true;
+
+	if (!look && strcmp(outbox_databases, "*") != 0)
+		return;
+	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
+	now = GetCurrentTimestamp();
+	looked_at = (TimestampTz) pg_atomic_read_u64(&state->looked_at);
+	if (!is_strange(state))
+		state->strange[state->nstrange++ % OUTBOX_MAX_STRANGE] = MyDatabaseId;
+	else
+		/* it can be later than now only if the clock was set back */
+		heard = look || looked_at > now ||
+			TimestampDifferenceExceeds(looked_at, now, OUTBOX_STRANGE_MS);
+	if (heard)
+	{
+		state->discover = true;
+		if (state->launcher != NULL)
+			SetLatch(state->launcher);
+	}
+	LWLockRelease(&state->lock);
+}
+
+/* There is something to do in this database, for the workers that it concerns. */
 void
-outbox_workers_call(Oid dbid, bool look_for_database)
+outbox_workers_call(const OutboxWorkersCall *call)
 {
 	OutboxWorkersState *state = outbox_workers_state();
 	bool		call_launcher = false;
 	bool		known = false;
 
-	if (state == NULL)
+	if (state == NULL || !OidIsValid(MyDatabaseId))
 		return;
-	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
-	for (int i = 0; i < state->nposts; i++)
+	/* what most commits have to tell is for handlers only */
+	if (!call->own && !call->all &&
+		pg_atomic_read_u32(&state->nserved) == 0)
+		return;
+	LWLockAcquire(&state->lock, LW_SHARED);
+	for (OutboxPost *post = outbox_post_first(state, MyDatabaseId);
+		 post != NULL; post = outbox_post_next(state, post))
 	{
-		OutboxPost *post = &state->posts[i];
-
-		if (post->dbid != dbid || dbid == InvalidOid)
+		known |= !OidIsValid(post->roleid);
+		if (post->called || !concerns(call, post))
 			continue;
-		known = true;
-		if (post->called)
-			continue;
+		/* others may do the same at the same time */
 		post->called = true;
 		if (post->latch != NULL)
 			SetLatch(post->latch);
 		else
 			call_launcher = true;
 	}
-	if (!known && (look_for_database || strcmp(outbox_databases, "*") == 0))
-		state->discover = call_launcher = true;
 	if (call_launcher && state->launcher != NULL)
 		SetLatch(state->launcher);
 	LWLockRelease(&state->lock);
+	if (!known && (call->own || call->all))
+		call_from_strange(state, call->look);
 }
 
 /*
@@ -212,16 +368,21 @@ outbox_workers_count(OutboxWorkersState *state, OutboxWorkersCount *count)
 	LWLockAcquire(&state->lock, LW_SHARED);
 	count->launcher = state->launcher != NULL;
 	count->no_slots = state->no_slots;
-	count->waiting = pg_atomic_read_u32(&state->waiting);
+	count->no_posts = state->no_posts;
+	for (int kind = 0; kind < OUTBOX_POST_KINDS; kind++)
+		count->waiting += pg_atomic_read_u32(&state->waiting[kind]);
 	for (int i = 0; i < state->nposts; i++)
 	{
 		const OutboxPost *post = &state->posts[i];
 
 		if (!OidIsValid(post->dbid))
 			continue;
-		count->serves |= post->served && post->dbid == MyDatabaseId;
 		count->running += post->running;
 		count->failing += post->failures > 0;
+		if (post->dbid != MyDatabaseId)
+			continue;
+		count->serves |= post->served && !OidIsValid(post->roleid);
+		count->failing_here += post->failures > 0;
 	}
 	LWLockRelease(&state->lock);
 }

@@ -11,6 +11,7 @@
 #include "shmem/directory.h"
 #include "shmem/posts.h"
 #include "shmem/stream_cursor.h"
+#include "shmem/troubles.h"
 #include "shmem/waiters.h"
 
 /*
@@ -21,6 +22,7 @@ typedef struct OutboxShared
 {
 	int			tranche;
 	OutboxWorkersState workers;
+	OutboxTroubles troubles;
 	OutboxDirectory directory;
 	Size		waiters;		/* offsets from here */
 	Size		stream_cursors;

@@ -63,6 +63,7 @@ static Oid	released_in = InvalidOid;	/* table in which an owner has
 										 * released */
 static uint64 released_token;
 static bool note_worker = false;
+static bool note_database = false;
 static TimestampTz note_due = PG_INT64_MAX;
 static TimestampTz note_lease = PG_INT64_MAX;
 
@@ -124,6 +125,13 @@ outbox_wake_note_worker(void)
 	note_worker = true;
 }
 
+/* The extension was created in this database, which the launcher may not know. */
+void
+outbox_wake_note_database(void)
+{
+	note_worker = note_database = true;
+}
+
 /* There will be, at some time. */
 void
 outbox_wake_note_due(TimestampTz at)
@@ -160,13 +168,18 @@ call_claims(void)
 static void
 call_workers(void)
 {
-	bool		concerned = note_worker || all_topics || OidIsValid(policies_of);
+	OutboxWorkersCall call = {
+		.own = note_worker || all_topics,
+		.all = all_topics || OidIsValid(policies_of),
+		.look = note_database,
+		.nlanes = ntopics,
+		.lanes = topics
+	};
 
-	for (int i = 0; i < ntopics && !concerned; i++)
-		concerned = (uint32) (topics[i] & 0xFFFFFFFF) == wait_topic ||
-			outbox_workers_want(topics[i]);
-	if (concerned)
-		outbox_workers_call(MyDatabaseId, note_worker);
+	for (int i = 0; i < ntopics && !call.own; i++)
+		call.own = (uint32) (topics[i] & 0xFFFFFFFF) == wait_topic;
+	if (call.own || call.all || call.nlanes > 0)
+		outbox_workers_call(&call);
 	if (note_due != PG_INT64_MAX)
 		outbox_workers_due(note_due);
 	if (note_lease != PG_INT64_MAX)
@@ -184,7 +197,7 @@ outbox_wake_xact_end(void)
 		call_workers();
 	}
 	ntopics = 0;
-	all_topics = note_worker = false;
+	all_topics = note_worker = note_database = false;
 	policies_of = released_in = InvalidOid;
 	note_due = note_lease = PG_INT64_MAX;
 }

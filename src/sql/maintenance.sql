@@ -322,8 +322,8 @@ COMMENT ON FUNCTION outbox.cleanup(interval, interval, integer, interval) IS
 
 -- run_maintenance()
 --     One round of all that the background workers do, for servers without
---     them. Handlers run with the rights of their roles, of those that the
---     caller may act for. Returns how much there was to do.
+--     them, but without handlers: no handler ever runs in a session that goes on
+--     with another's rights. Returns how much there was to do.
 CREATE FUNCTION outbox.run_maintenance()
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
@@ -338,13 +338,12 @@ BEGIN
     IF current_setting('outbox.dispatch_timers')::boolean THEN
         done := done + outbox.dispatch_due();
     END IF;
-    done := done + outbox._run_handlers();
     RETURN done + outbox.cleanup();
 END
 $$;
 
 COMMENT ON FUNCTION outbox.run_maintenance() IS
-    'One round of all that the background workers do.';
+    'One round of all that the background workers do, but without handlers.';
 
 -- schedule_maintenance(cron_schedule)
 --     Has pg_cron call run_maintenance in this database; null ends that.

@@ -47,7 +47,7 @@ AS $$
            WHEN 'admin' THEN p.proname !~ '^(_|grant_|revoke_)' OR p.proname IN (
                -- called by views and functions with the rights of the caller
                '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
-               '_waiting_claims', '_run_handlers')
+               '_waiting_claims', '_start_handlers')
            END
     UNION ALL
     -- to write a handler, or to keep messages in variables

@@ -381,12 +381,14 @@ COMMENT ON FUNCTION outbox._written_tables() IS
 --     Returns the state of the launcher and of the workers: is this database
 --     served, and, in all databases, how many run, are waited for, and fail.
 CREATE FUNCTION outbox._workers(
-    OUT launcher boolean,
-    OUT serves   boolean,
-    OUT running  integer,
-    OUT waiting  integer,
-    OUT failing  integer,
-    OUT no_slots boolean
+    OUT launcher     boolean,
+    OUT serves       boolean,
+    OUT running      integer,
+    OUT waiting      integer,
+    OUT failing      integer,
+    OUT no_slots     boolean,
+    OUT failing_here integer,
+    OUT no_posts     boolean
 )
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_workers_sql';
@@ -406,7 +408,6 @@ DECLARE
     installed text;
     stats     record;
     stuck     record;
-    workers   record;
     holder    record;
 BEGIN
     SELECT * INTO library FROM outbox._library();
@@ -520,27 +521,7 @@ BEGIN
                 'outbox.cancel_join ends one.' END;
     RETURN NEXT;
 
-    SELECT * INTO workers FROM outbox._workers();
-    component := 'workers';
-    ok := library.preloaded AND workers.launcher AND workers.serves AND NOT workers.no_slots;
-    status := CASE WHEN NOT library.preloaded THEN 'none'
-                   WHEN NOT workers.launcher THEN 'no launcher'
-                   ELSE format('%s running', workers.running) END;
-    detail := CASE WHEN workers.launcher THEN
-                  format('serves this database: %s; waiting for a worker: %s; failing: %s',
-                         CASE WHEN workers.serves THEN 'yes' ELSE 'no' END,
-                         workers.waiting, workers.failing) END;
-    hint := CASE WHEN NOT library.preloaded THEN
-                     'Preload the library, or call outbox.run_maintenance() regularly: '
-                     'outbox.schedule_maintenance().'
-                 WHEN workers.no_slots THEN
-                     'The server has no room for a worker: raise max_worker_processes.'
-                 WHEN workers.launcher AND NOT workers.serves THEN
-                     'Name this database in outbox.databases, or call '
-                     'outbox.run_maintenance() regularly.'
-                 WHEN NOT ok THEN
-                     'See the server log; is max_worker_processes large enough?' END;
-    RETURN NEXT;
+    RETURN QUERY SELECT * FROM outbox._worker_status(library.preloaded);
 
     component := 'dead messages';
     ok := stats.dead = 0;

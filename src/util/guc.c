@@ -37,6 +37,8 @@ bool		outbox_allow_superuser_handlers = false;
 char	   *outbox_databases = NULL;
 int			outbox_discovery_interval = 300;
 int			outbox_max_workers = 4;
+int			outbox_max_handler_workers = 4;
+int			outbox_handler_timeout = 60000;
 int			outbox_selection_strategy = OUTBOX_ROUND_ROBIN;
 int			outbox_log_level = DEBUG1;
 bool		outbox_use_cursor = true;
@@ -177,6 +179,12 @@ define_policy_settings(void)
 							 &outbox_allow_superuser_handlers,
 							 false,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.handler_timeout",
+							"How long a handler may take for one message.",
+							"Used when register_handler() was not told. 0 is no limit.",
+							&outbox_handler_timeout,
+							60000, 0, INT_MAX,
+							PGC_SUSET, GUC_UNIT_MS, NULL, NULL, NULL);
 	DefineCustomBoolVariable("outbox.check_dedupe_tenant",
 							 "Requires the dedupe key of a tenant's message to begin with the tenant.",
 							 NULL,
@@ -215,9 +223,15 @@ define_worker_settings(void)
 							300, 1, INT_MAX / 1000,
 							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 	DefineCustomIntVariable("outbox.max_workers",
-							"How many background workers may run at a time.",
-							NULL,
+							"How many background workers may do the extension's own work at a time.",
+							"Those that run handlers are not counted.",
 							&outbox_max_workers,
+							4, 1, 64,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("outbox.max_handler_workers",
+							"How many background workers may run handlers at a time.",
+							NULL,
+							&outbox_max_handler_workers,
 							4, 1, 64,
 							PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomEnumVariable("outbox.selection_strategy",

@@ -33,6 +33,8 @@ extern bool outbox_allow_superuser_handlers;
 extern char *outbox_databases;
 extern int	outbox_discovery_interval;
 extern int	outbox_max_workers;
+extern int	outbox_max_handler_workers;
+extern int	outbox_handler_timeout;
 extern int	outbox_selection_strategy;
 extern int	outbox_log_level;
 extern bool outbox_use_cursor;

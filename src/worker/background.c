@@ -6,10 +6,24 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/dependency.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_class.h"
+#include "commands/dbcommands.h"
+#include "commands/extension.h"
+#include "miscadmin.h"
 #include "pgstat.h"
+#include "storage/lmgr.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
+#include "outbox.h"
+#include "table/catalog.h"
 #include "worker/background.h"
+
+/* The extension's own work never waits for a lock for longer. */
+#define OWN_LOCK_TIMEOUT "1s"
 
 /*
  * A process of ours that is connected to a database, or at least to the
@@ -48,4 +62,94 @@ outbox_background_commit(void)
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	pgstat_report_stat(false);
+}
+
+/* After an error was caught: end whatever transaction there is. */
+void
+outbox_background_abort(void)
+{
+	HOLD_INTERRUPTS();
+	QueryCancelPending = false;
+	AbortOutOfAnyTransaction();
+	FlushErrorState();
+	RESUME_INTERRUPTS();
+	pgstat_report_activity(STATE_IDLE, NULL);
+}
+
+/*
+ * Until the end of this transaction the extension cannot be dropped, so a schema
+ * of its name is the extension's.  An error if it is not there.
+ */
+void
+outbox_background_hold_extension(void)
+{
+	Oid			table = outbox_store(OUTBOX_QUEUE)->table;
+	Oid			extension;
+
+	LockRelationOid(table, AccessShareLock);
+	extension = get_extension_oid(OUTBOX_EXTENSION, true);
+	if (!OidIsValid(extension) ||
+		getExtensionOfObject(RelationRelationId, table) != extension)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"outbox\" is not there")));
+}
+
+/*
+ * Settings that must not depend on what the database or the role has.  First of
+ * all, who we are: roleid, or with an invalid one, the owner of the cluster.
+ */
+void
+outbox_background_pin(Oid roleid)
+{
+	static const char *const pinned[][2] = {
+		{"role", "none"},
+		{"search_path", "pg_catalog, pg_temp"},
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_deferrable", "off"},
+		{"statement_timeout", "0"},
+		{"idle_in_transaction_session_timeout", "0"},
+		{"session_replication_role", "origin"},
+#if PG_VERSION_NUM >= 170000
+		{"transaction_timeout", "0"},
+#endif
+		{"row_security", "on"},
+		{"standard_conforming_strings", "on"},
+		{"transform_null_equals", "off"},
+		{"array_nulls", "on"},
+		{"quote_all_identifiers", "off"},
+		{"datestyle", "ISO, MDY"},
+		{"intervalstyle", "postgres"},
+		{"default_tablespace", ""},
+		{"default_table_access_method", "heap"},
+		{"zero_damaged_pages", "off"},
+	};
+	char	   *user;
+
+	outbox_background_begin();
+	user = GetUserNameFromId(OidIsValid(roleid) ? roleid : BOOTSTRAP_SUPERUSERID,
+							 false);
+	SetConfigOption("session_authorization", user, PGC_SUSET, PGC_S_OVERRIDE);
+	for (int i = 0; i < lengthof(pinned); i++)
+		SetConfigOption(pinned[i][0], pinned[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("lock_timeout", OidIsValid(roleid) ? "0" : OWN_LOCK_TIMEOUT,
+					PGC_SUSET, PGC_S_OVERRIDE);
+	outbox_background_commit();
+}
+
+/* The name of the database that we are in, for the log. */
+const char *
+outbox_background_database(void)
+{
+	static char *name = NULL;
+	char	   *found;
+
+	/* it can be renamed, but not while we are there */
+	if (name != NULL || !IsTransactionState())
+		return name != NULL ? name : "?";
+	found = get_database_name(MyDatabaseId);
+	if (found != NULL)
+		name = MemoryContextStrdup(TopMemoryContext, found);
+	return name != NULL ? name : "?";
 }

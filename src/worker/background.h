@@ -13,5 +13,9 @@ extern void outbox_background_describe(BackgroundWorker *worker,
 									   const char *type, const char *function);
 extern void outbox_background_begin(void);
 extern void outbox_background_commit(void);
+extern void outbox_background_abort(void);
+extern void outbox_background_hold_extension(void);
+extern void outbox_background_pin(Oid roleid);
+extern const char *outbox_background_database(void);
 
 #endif							/* OUTBOX_BACKGROUND_H */

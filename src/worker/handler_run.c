@@ -2,43 +2,38 @@
  * handler_run.c
  *	  Running the functions that handle messages inside the database.
  *
- * A function runs with the rights of the role that has registered it, each
- * message in a subtransaction, and its message is acknowledged in the same
- * transaction: so what it writes and the end of the message are one.  If it
- * raises an error, what it wrote is undone, and the message is handed back.
+ * This is done only in a background process that is connected as the role that
+ * has registered the handler, and does nothing else: so what a function leaves
+ * behind in the session is nobody's trouble but its own.
  *
- * A worker that runs handlers is connected as their role, and first commits
- * the claim, then handles what it has: so an attempt counts even if it takes
- * the server down.  Where that transaction cannot commit, each message gets
- * one of its own, to find which it was.
+ *	transaction 1	claims a batch: an attempt counts from here on, even if it
+ *					takes the server down
+ *	transaction 2	for up to TRANSACTION_MESSAGES of them: renews the lease, which
+ *					locks the row, and calls the function in a subtransaction;
+ *					at the end all are acknowledged, or handed back, in one call
+ *	...				until all of the batch are through
  *
- * By hand, all is one transaction of the caller, and the function runs under
- * a restricted identity, as in index expressions.
+ * So what a function writes and the end of its message are one.  Joins are changed
+ * by that call at the end only, and it does not wait for them (what it cannot
+ * count is left to the worker), so user code never runs with a join locked.
+ *
+ * A message that fails beside others is tried once more in a transaction of its
+ * own, before its attempt counts, because the others may be why; so are all, if
+ * their transaction cannot be committed.  One that takes too long is not.
  */
 #include "postgres.h"
 
-#include "access/genam.h"
-#include "access/htup_details.h"
-#include "access/table.h"
 #include "access/xact.h"
-#include "catalog/pg_authid.h"
-#include "catalog/pg_proc.h"
-#include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
-#include "executor/spi.h"
 #include "fmgr.h"
 #include "miscadmin.h"
-#include "pgstat.h"
-#include "utils/acl.h"
+#include "storage/latch.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/guc.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
-#include "utils/regproc.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
-#include "utils/syscache.h"
+#include "utils/timeout.h"
 #include "utils/timestamp.h"
 
 #include "core/claim.h"
@@ -46,14 +41,35 @@
 #include "outbox.h"
 #include "queue/handler.h"
 #include "queue/message.h"
+#include "queue/stream.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/table.h"
+#include "util/guc.h"
+#include "util/uuid.h"
 #include "worker/background.h"
 #include "worker/handler_run.h"
 
-/* Messages whose function is gone are looked at again after this time. */
-#define VANISHED_DELAY_MS 30000
+/*
+ * Each call has a subtransaction; with more than 64 of them the snapshots of the
+ * whole server would suffer.
+ */
+#define TRANSACTION_MESSAGES 32
+
+/* A function that has caught the cancellation is cancelled this often ... */
+#define CANCEL_AGAIN_MS 1000
+
+/* ... and so many times, then its process is terminated. */
+#define CANCELS 5
+
+typedef enum TaskState
+{
+	TASK_NEW,
+	TASK_DONE,
+	TASK_FAILED,
+	TASK_AGAIN,					/* it has failed beside others: try it alone */
+	TASK_LOST					/* it is not ours any more */
+} TaskState;
 
 /* A message to be handled. */
 typedef struct Task
@@ -61,46 +77,168 @@ typedef struct Task
 	int64		id;
 	int			attempts;
 	bool		suspect;		/* an attempt has ended without a word */
+	bool		has_stream;
+	pg_uuid_t	stream;
 	Datum		message;
+	TaskState	state;
+	text	   *error;
 } Task;
 
+/* A batch. */
 typedef struct Tasks
 {
 	MemoryContext context;
+	const OutboxHandler *handler;
+	Oid			function;
 	pg_uuid_t	owner;
-	int			lease_seconds;
 	List	   *list;
 } Tasks;
 
 /* ---------------------------------------------------------------------- */
+/* The time limit                                                         */
+/* ---------------------------------------------------------------------- */
+
+static TimeoutId limit_timeout;
+static volatile sig_atomic_t times_over = 0;
+
+/* In a signal handler.  What does not end when cancelled is ended by force. */
+static void
+time_is_over(void)
+{
+	if (++times_over > CANCELS)
+		ProcDiePending = true;
+	else
+		QueryCancelPending = true;
+	InterruptPending = true;
+	SetLatch(MyLatch);
+}
+
+static int
+limit_of(const OutboxHandler *handler)
+{
+	return handler->timeout_ms > 0 ? handler->timeout_ms : outbox_handler_timeout;
+}
+
+static void
+begin_limit(const OutboxHandler *handler)
+{
+	static bool registered = false;
+	int			ms = limit_of(handler);
+
+	if (!registered)
+		limit_timeout = RegisterTimeout(USER_TIMEOUT, time_is_over);
+	registered = true;
+	times_over = 0;
+	if (ms > 0)
+		enable_timeout_every(limit_timeout,
+							 TimestampTzPlusMilliseconds(GetCurrentTimestamp(), ms),
+							 CANCEL_AGAIN_MS);
+}
+
+/* True if the time was over. */
+static bool
+end_limit(void)
+{
+	disable_timeout(limit_timeout, false);
+	/* it came too late to cancel anything */
+	if (times_over > 0)
+		QueryCancelPending = false;
+	return times_over > 0;
+}
+
+/* ---------------------------------------------------------------------- */
 /* Claiming                                                               */
 /* ---------------------------------------------------------------------- */
+
+/*
+ * Of which handlers, told by their lanes, messages are claimed one at a time, and
+ * how many more: there was one that may have taken its worker down, and it must
+ * not take others with it.
+ */
+typedef struct Caution
+{
+	int64		lane;
+	int			n;
+} Caution;
+
+static List *cautions = NIL;
+
+static Caution *
+find_caution(int64 lane)
+{
+	ListCell   *lc;
+
+	foreach(lc, cautions)
+	{
+		Caution    *caution = lfirst(lc);
+
+		if (caution->lane == lane)
+			return caution;
+	}
+	return NULL;
+}
+
+static void
+be_cautious(int64 lane, int n)
+{
+	Caution    *caution = find_caution(lane);
+
+	if (caution == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+		caution = palloc0_object(Caution);
+		caution->lane = lane;
+		cautions = lappend(cautions, caution);
+		MemoryContextSwitchTo(old);
+	}
+	caution->n = Max(caution->n, n);
+}
+
+static int
+size_of_batch(const OutboxHandler *handler)
+{
+	Caution    *caution = find_caution(handler->lane);
+
+	if (caution == NULL)
+		return handler->batch_size;
+	if (--caution->n < 0)
+	{
+		cautions = list_delete_ptr(cautions, caution);
+		pfree(caution);
+		return handler->batch_size;
+	}
+	return 1;
+}
 
 static void
 add_task(TupleTableSlot *message, bool taken_over, void *arg)
 {
 	Tasks	   *tasks = arg;
 	MemoryContext old = MemoryContextSwitchTo(tasks->context);
-	Task	   *task = palloc_object(Task);
+	Task	   *task = palloc0_object(Task);
+	int64		seq;
 
 	task->id = DatumGetInt64(outbox_row_get(message, Q_ID));
 	task->attempts = DatumGetInt32(outbox_row_get(message, Q_ATTEMPTS));
 	task->suspect = task->attempts -
 		DatumGetInt32(outbox_row_get(message, Q_WAIVED)) - 1 >
 		DatumGetInt32(outbox_row_get(message, Q_RETRY_COUNT));
+	task->has_stream = outbox_stream_of(message, &task->stream, &seq);
 	task->message = outbox_message_datum(message);
 	tasks->list = lappend(tasks->list, task);
 	MemoryContextSwitchTo(old);
 }
 
 static void
-claim_tasks(const OutboxHandler *handler, Tasks *tasks)
+claim_tasks(Tasks *tasks)
 {
+	const OutboxHandler *handler = tasks->handler;
 	const text *topic = handler->topic;
 	OutboxClaim claim = {
 		.store = outbox_store(OUTBOX_QUEUE),
 		.lease_seconds = handler->lease_seconds,
-		.batch_size = handler->batch_size,
+		.batch_size = size_of_batch(handler),
 		.namespace = handler->namespace,
 		.topics = &topic,
 		.ntopics = 1
@@ -108,7 +246,6 @@ claim_tasks(const OutboxHandler *handler, Tasks *tasks)
 
 	tasks->owner = *DatumGetUUIDP(DirectFunctionCall1(gen_random_uuid, (Datum) 0));
 	claim.owner = tasks->owner;
-	tasks->lease_seconds = handler->lease_seconds;
 	tasks->list = NIL;
 	(void) outbox_claim(&claim, add_task, tasks, NULL);
 }
@@ -117,65 +254,85 @@ claim_tasks(const OutboxHandler *handler, Tasks *tasks)
 /* Settling                                                               */
 /* ---------------------------------------------------------------------- */
 
+/* How messages of this batch are settled; nobody is waited for. */
+static OutboxSettle
+settlement(const Tasks *tasks, OutboxSettlement what)
+{
+	return (OutboxSettle)
+	{
+		.store = outbox_store(OUTBOX_QUEUE),
+			.what = what,
+			.skip_locked = true,
+			.must_not_wait = true,
+			.owner = tasks->owner,
+			.reason = OUTBOX_REASON_UNKNOWN,
+			.lease_seconds = tasks->handler->lease_seconds
+	};
+}
+
+/*
+ * From here on the row is locked, so nobody takes the message, however long the
+ * function runs.  False if somebody has done so already or has locked it, or if it
+ * has to wait because one before it in its stream has failed.
+ */
 static bool
-settle(const Tasks *tasks, const Task *task, OutboxSettlement what,
-	   const text *error, const TimestampTz *not_before)
+renew(const Tasks *tasks, const Task *task)
 {
 	OutboxLeaseRef lease = {.id = task->id,.attempts = task->attempts};
-	OutboxSettle how = {
-		.store = outbox_store(OUTBOX_QUEUE),
-		.what = what,
-		.owner = tasks->owner,
-		.nleases = 1,
-		.leases = &lease,
-		.reason = OUTBOX_REASON_UNKNOWN,
-		.error = error,
-		.lease_seconds = tasks->lease_seconds,
-		.not_before = not_before
-	};
+	OutboxSettle how = settlement(tasks, OUTBOX_RENEW);
 
+	how.nleases = 1;
+	how.leases = &lease;
 	return outbox_settle(&how) > 0;
 }
 
-/* The function is gone, or may not be called any more: put all back. */
+/* Acknowledge and hand back, by state, what of these has been handled. */
 static void
-put_back(const OutboxHandler *handler, const Tasks *tasks)
+settle_handled(const Tasks *tasks, List *some)
 {
-	TimestampTz at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
-												 VANISHED_DELAY_MS);
+	OutboxSettle how = settlement(tasks, OUTBOX_EACH_ITS_OWN);
 	ListCell   *lc;
 
-	ereport(WARNING,
-			(errcode(ERRCODE_UNDEFINED_FUNCTION),
-			 errmsg("handler \"%s\" of topic \"%s\" cannot be called in database \"%s\"",
-					handler->function, text_to_cstring(handler->topic),
-					get_database_name(MyDatabaseId)),
-			 errhint("Create the function, grant EXECUTE on it to role \"%s\", or call outbox.unregister_handler.",
-					 handler->role)));
-	foreach(lc, tasks->list)
-		(void) settle(tasks, lfirst(lc), OUTBOX_RELEASE, NULL, &at);
+	how.leases = palloc0_array(OutboxLeaseRef, list_length(some));
+	foreach(lc, some)
+	{
+		const Task *task = lfirst(lc);
+
+		if (task->state == TASK_DONE || task->state == TASK_FAILED)
+			how.leases[how.nleases++] = (OutboxLeaseRef)
+		{
+			.id = task->id,
+				.attempts = task->attempts,
+				.what = task->state == TASK_DONE ? OUTBOX_ACK : OUTBOX_NACK,
+				.error = task->error
+		};
+	}
+	(void) outbox_settle(&how);
 }
 
-/* ---------------------------------------------------------------------- */
-/* Running                                                                */
-/* ---------------------------------------------------------------------- */
-
-/* The function; invalid if it is gone or the role may not call it. */
-static Oid
-find_function(const OutboxHandler *handler, Oid roleid)
+/* Give these back; the attempt does not count. */
+static void
+release(const Tasks *tasks, List *some)
 {
-	LOCAL_FCINFO(fcinfo, 1);
-	Oid			function;
+	OutboxSettle how = settlement(tasks, OUTBOX_RELEASE);
+	ListCell   *lc;
 
-	InitFunctionCallInfoData(*fcinfo, NULL, 1, InvalidOid, NULL, NULL);
-	fcinfo->args[0].value = CStringGetTextDatum(handler->function);
-	fcinfo->args[0].isnull = false;
-	function = DatumGetObjectId(to_regprocedure(fcinfo));
-	if (fcinfo->isnull || !outbox_handler_role_allowed(roleid) ||
-		!outbox_function_may_be_called(function, roleid))
-		return InvalidOid;
-	return function;
+	how.leases = palloc0_array(OutboxLeaseRef, list_length(some));
+	foreach(lc, some)
+	{
+		const Task *task = lfirst(lc);
+
+		how.leases[how.nleases++] = (OutboxLeaseRef)
+		{
+			.id = task->id,.attempts = task->attempts
+		};
+	}
+	(void) outbox_settle(&how);
 }
+
+/* ---------------------------------------------------------------------- */
+/* Calling                                                                */
+/* ---------------------------------------------------------------------- */
 
 static void
 call_function(Oid function, Datum message)
@@ -190,58 +347,76 @@ call_function(Oid function, Datum message)
 	(void) FunctionCallInvoke(fcinfo);
 }
 
-/* Say what went wrong, but not what the message or its data was. */
-static text *
-report_failure(const OutboxHandler *handler, const Task *task,
-			   const ErrorData *edata)
+static void
+log_call(const Tasks *tasks, const Task *task)
 {
-	ereport(LOG,
-			(errcode(edata->sqlerrcode),
-			 errmsg("handler \"%s\" of topic \"%s\" in database \"%s\" has failed for message " INT64_FORMAT ", attempt %d, SQLSTATE %s",
-					handler->function, text_to_cstring(handler->topic),
-					get_database_name(MyDatabaseId), task->id, task->attempts,
-					unpack_sql_state(edata->sqlerrcode)),
-			 errhidestmt(true), errhidecontext(true)));
-	return cstring_to_text(edata->message != NULL ? edata->message : "error");
+	if (message_level_is_interesting(outbox_log_level))
+		outbox_log("outbox handler: \"%s\" in database \"%s\", topic \"%s\", message " INT64_FORMAT ", attempt %d",
+				   tasks->handler->function, outbox_background_database(),
+				   text_to_cstring(tasks->handler->topic), task->id,
+				   task->attempts);
 }
 
 /*
- * Call the function for one message, in a subtransaction; NULL if that went
- * well, else what went wrong.
+ * A message has failed for good, as far as this attempt goes.  Say so, but not
+ * what the message or its data was.
  */
-static text *
-try_function(const OutboxHandler *handler, Oid function, Oid roleid,
-			 const Task *task)
+static void
+note_failure(const Tasks *tasks, Task *task, const ErrorData *edata,
+			 bool too_long)
+{
+	MemoryContext old;
+
+	ereport(LOG,
+			(errcode(edata->sqlerrcode),
+			 errmsg("handler \"%s\" of topic \"%s\" in database \"%s\" has failed for message " INT64_FORMAT ", attempt %d, SQLSTATE %s",
+					tasks->handler->function,
+					text_to_cstring(tasks->handler->topic),
+					outbox_background_database(), task->id, task->attempts,
+					unpack_sql_state(edata->sqlerrcode)),
+			 too_long ? errdetail("It was cancelled after %d ms.",
+								  limit_of(tasks->handler)) : 0,
+			 errhidestmt(true), errhidecontext(true)));
+	old = MemoryContextSwitchTo(tasks->context);
+	task->state = TASK_FAILED;
+	task->error = cstring_to_text(too_long ?
+								  psprintf("cancelled after %d ms", limit_of(tasks->handler)) :
+								  edata->message != NULL ? edata->message : "error");
+	MemoryContextSwitchTo(old);
+}
+
+/*
+ * Call the function for one message, in a subtransaction.  alone: nothing that was
+ * done before in this transaction can be why it fails.
+ */
+static void
+try_function(const Tasks *tasks, Task *task, bool alone)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
-	Oid			save_userid;
-	int			save_sec_context;
 	int			save_nestlevel;
-	text	   *volatile error = NULL;
 
-	GetUserIdAndSecContext(&save_userid, &save_sec_context);
+	log_call(tasks, task);
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);
 	/* what it sets is not to outlive it */
 	save_nestlevel = NewGUCNestLevel();
+	begin_limit(tasks->handler);
 	PG_TRY();
 	{
 		PushActiveSnapshot(GetTransactionSnapshot());
-		if (roleid != save_userid)
-			SetUserIdAndSecContext(roleid, save_sec_context |
-								   SECURITY_LOCAL_USERID_CHANGE |
-								   SECURITY_RESTRICTED_OPERATION);
-		call_function(function, task->message);
+		call_function(tasks->function, task->message);
 		AtEOXact_GUC(false, save_nestlevel);
-		SetUserIdAndSecContext(save_userid, save_sec_context);
 		PopActiveSnapshot();
 		ReleaseCurrentSubTransaction();
+		(void) end_limit();
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
+		task->state = TASK_DONE;
 	}
 	PG_CATCH();
 	{
+		bool		too_long = end_limit();
 		ErrorData  *edata;
 
 		MemoryContextSwitchTo(context);
@@ -250,178 +425,184 @@ try_function(const OutboxHandler *handler, Oid function, Oid roleid,
 		RollbackAndReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
-		/* somebody wants us to stop: that is not the handler's failure */
-		if (edata->sqlerrcode == ERRCODE_QUERY_CANCELED)
-			ReThrowError(edata);
-		error = report_failure(handler, task, edata);
+		if (alone || too_long)
+			note_failure(tasks, task, edata, too_long);
+		else
+			task->state = TASK_AGAIN;
 		FreeErrorData(edata);
 	}
 	PG_END_TRY();
-	return error;
 }
 
-static void
-handle_task(const OutboxHandler *handler, Oid function, Oid roleid,
-			const Tasks *tasks, const Task *task)
+/* Must this one wait for another of its stream, which has failed just now? */
+static bool
+is_behind(List *some, const Task *task)
 {
-	text	   *error;
-
-	/*
-	 * From here on the row is locked, so nobody takes the message, however
-	 * long the function runs.  If somebody has done so already, or if it has
-	 * to wait because one before it in its stream has failed, it is not ours.
-	 */
-	if (!settle(tasks, task, OUTBOX_RENEW, NULL, NULL))
-		return;
-	error = try_function(handler, function, roleid, task);
-	(void) settle(tasks, task, error == NULL ? OUTBOX_ACK : OUTBOX_NACK, error,
-				  NULL);
-}
-
-/* Handle what was claimed, in the current transaction. */
-static void
-handle_tasks(const OutboxHandler *handler, Oid roleid, const Tasks *tasks)
-{
-	Oid			function = find_function(handler, roleid);
 	ListCell   *lc;
 
-	if (!OidIsValid(function))
+	if (!task->has_stream)
+		return false;
+	foreach(lc, some)
 	{
-		put_back(handler, tasks);
-		return;
+		const Task *before = lfirst(lc);
+
+		if (before == task)
+			break;
+		if (before->has_stream && before->state != TASK_DONE &&
+			outbox_uuid_equal(&before->stream, &task->stream))
+			return true;
 	}
-	foreach(lc, tasks->list)
-	{
-		CHECK_FOR_INTERRUPTS();
-		handle_task(handler, function, roleid, tasks, lfirst(lc));
-	}
+	return false;
 }
 
-/* ---------------------------------------------------------------------- */
-/* By hand                                                                */
-/* ---------------------------------------------------------------------- */
-
-/* One batch, in the caller's transaction; how many messages that was. */
-int
-outbox_handler_run_here(const OutboxHandler *handler, Oid roleid)
+/* Handle some messages in the current transaction. */
+static void
+handle(const Tasks *tasks, List *some)
 {
-	Tasks		tasks = {.context = CurrentMemoryContext};
+	bool		first = true;
+	ListCell   *lc;
 
-	claim_tasks(handler, &tasks);
-	if (tasks.list != NIL)
-		handle_tasks(handler, roleid, &tasks);
-	return list_length(tasks.list);
+	foreach(lc, some)
+	{
+		Task	   *task = lfirst(lc);
+
+		CHECK_FOR_INTERRUPTS();
+		if (is_behind(some, task))
+			task->state = TASK_AGAIN;
+		else if (!renew(tasks, task))
+			task->state = TASK_LOST;
+		else
+		{
+			try_function(tasks, task, first);
+			first = false;
+		}
+	}
+	settle_handled(tasks, some);
 }
 
 /* ---------------------------------------------------------------------- */
-/* In a worker                                                            */
+/* Transactions                                                           */
 /* ---------------------------------------------------------------------- */
 
 /*
- * Handle some messages in a transaction of their own.  False if it could not
- * be committed: then nothing was done, and the error is told.
+ * Handle some messages in a transaction of their own.  NULL if it was committed;
+ * else nothing was done, and this is why.
  */
-static bool
-try_transaction(const OutboxHandler *handler, const Tasks *tasks,
-				ErrorData **error)
+static ErrorData *
+try_transaction(const Tasks *tasks, List *some, bool *too_long)
 {
-	volatile bool done = false;
+	ErrorData  *volatile error = NULL;
+	ListCell   *lc;
 
+	foreach(lc, some)
+		((Task *) lfirst(lc))->state = TASK_NEW;
+	*too_long = false;
 	PG_TRY();
 	{
 		outbox_background_begin();
-		handle_tasks(handler, GetUserId(), tasks);
+		handle(tasks, some);
+		/* what is deferred until now is the function's, too */
+		begin_limit(tasks->handler);
 		outbox_background_commit();
-		done = true;
+		(void) end_limit();
 	}
 	PG_CATCH();
 	{
+		*too_long = end_limit();
 		MemoryContextSwitchTo(tasks->context);
-		*error = CopyErrorData();
-		FlushErrorState();
-		AbortCurrentTransaction();
-		MemoryContextSwitchTo(tasks->context);
+		error = CopyErrorData();
+		outbox_background_abort();
 	}
 	PG_END_TRY();
-	return done;
+	MemoryContextSwitchTo(tasks->context);
+	return error;
 }
 
-/* One by one, because together they could not be committed. */
+/* Handle one message in a transaction of its own. */
 static void
-handle_singly(const OutboxHandler *handler, const Tasks *tasks)
+handle_alone(const Tasks *tasks, Task *task)
+{
+	List	   *one = list_make1(task);
+	bool		too_long;
+	ErrorData  *edata = try_transaction(tasks, one, &too_long);
+
+	if (edata == NULL)
+		return;
+	outbox_background_begin();
+	note_failure(tasks, task, edata, too_long);
+	settle_handled(tasks, one);
+	outbox_background_commit();
+	MemoryContextSwitchTo(tasks->context);
+}
+
+/* Handle some messages together, as far as that is possible. */
+static void
+handle_some(const Tasks *tasks, List *some)
 {
 	ListCell   *lc;
+	bool		too_long;
+	bool		committed = list_length(some) > 1 &&
+	try_transaction(tasks, some, &too_long) == NULL;
 
-	foreach(lc, tasks->list)
+	foreach(lc, some)
 	{
-		Tasks		one = *tasks;
-		ErrorData  *edata;
+		Task	   *task = lfirst(lc);
 
 		CHECK_FOR_INTERRUPTS();
-		MemoryContextSwitchTo(tasks->context);
-		one.list = list_make1(lfirst(lc));
-		if (!try_transaction(handler, &one, &edata))
-		{
-			outbox_background_begin();
-			(void) settle(&one, lfirst(lc), OUTBOX_NACK,
-						  report_failure(handler, lfirst(lc), edata), NULL);
-			outbox_background_commit();
-		}
+		if (!committed || task->state == TASK_AGAIN)
+			handle_alone(tasks, task);
 	}
 }
 
 /*
- * A message that may have taken its worker down is not to take others with
- * it: it is handled alone.
+ * From the first one that may have taken its worker down, all are given back, to
+ * be claimed one by one; if it is the first, it is kept.
  */
 static void
 set_apart_suspects(Tasks *tasks)
 {
-	List	   *kept = NIL;
-	ListCell   *lc;
+	int			n = list_length(tasks->list);
+	int			keep = 0;
 
-	foreach(lc, tasks->list)
-	{
-		Task	   *task = lfirst(lc);
-		bool		alone;
-		MemoryContext old;
-
-		alone = kept != NIL &&
-			(task->suspect || ((Task *) linitial(kept))->suspect);
-		/* all that follows, to keep the order of streams */
-		if (alone || foreach_current_index(lc) > list_length(kept))
-		{
-			(void) settle(tasks, task, OUTBOX_RELEASE, NULL, NULL);
-			continue;
-		}
-		old = MemoryContextSwitchTo(tasks->context);
-		kept = lappend(kept, task);
-		MemoryContextSwitchTo(old);
-	}
-	tasks->list = kept;
+	while (keep < n && !((Task *) list_nth(tasks->list, keep))->suspect)
+		keep++;
+	if (keep == n)
+		return;
+	keep = Max(keep, 1);
+	be_cautious(tasks->handler->lane, n - keep + 1);
+	if (keep < n)
+		release(tasks, list_copy_tail(tasks->list, keep));
+	tasks->list = list_truncate(tasks->list, keep);
 }
 
 /*
- * One batch, in transactions of our own: a worker's, connected as the role.
- * How many messages that was.
+ * One batch.  Must be called in a process that is connected as the handler's role,
+ * outside of any transaction.  How many messages that was.
  */
 int
-outbox_handler_run(const OutboxHandler *handler)
+outbox_handler_run(const OutboxHandler *handler, Oid function)
 {
 	MemoryContext caller = CurrentMemoryContext;
-	Tasks		tasks;
-	ErrorData  *edata;
+	Tasks		tasks = {.handler = handler,.function = function};
 	int			n;
 
-	tasks.context = AllocSetContextCreate(TopMemoryContext, "outbox handler",
+	Assert(!IsTransactionState());
+	Assert(OidIsValid(function));
+	tasks.context = AllocSetContextCreate(caller, "outbox handler",
 										  ALLOCSET_DEFAULT_SIZES);
 	outbox_background_begin();
-	claim_tasks(handler, &tasks);
+	Assert(GetUserId() == handler->role_oid && GetSessionUserId() == handler->role_oid);
+	claim_tasks(&tasks);
 	set_apart_suspects(&tasks);
 	outbox_background_commit();
+	MemoryContextSwitchTo(tasks.context);
 	n = list_length(tasks.list);
-	if (n == 1 || (n > 1 && !try_transaction(handler, &tasks, &edata)))
-		handle_singly(handler, &tasks);
+	for (int at = 0; at < n; at += TRANSACTION_MESSAGES)
+	{
+		List	   *some = list_copy_tail(tasks.list, at);
+
+		handle_some(&tasks, list_truncate(some, TRANSACTION_MESSAGES));
+	}
 	/* since PostgreSQL 18, a transaction ends in the context it began in */
 	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(tasks.context);

@@ -7,7 +7,6 @@
 
 #include "queue/handler.h"
 
-extern int	outbox_handler_run_here(const OutboxHandler *handler, Oid roleid);
-extern int	outbox_handler_run(const OutboxHandler *handler);
+extern int	outbox_handler_run(const OutboxHandler *handler, Oid function);
 
 #endif							/* OUTBOX_HANDLER_RUN_H */

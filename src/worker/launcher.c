@@ -30,6 +30,7 @@
 
 #include "shmem/directory.h"
 #include "shmem/posts.h"
+#include "shmem/troubles.h"
 #include "util/guc.h"
 #include "worker/background.h"
 #include "worker/launcher.h"
@@ -41,6 +42,9 @@
 
 /* However often somebody says that there may be a new database. */
 #define DISCOVER_MIN_MS 500
+
+/* The clock may go back by so much without anybody caring. */
+#define CLOCK_SLACK_MS 1000
 
 /* When the server has no room for a worker. */
 #define NO_SLOTS_MS 10000
@@ -142,12 +146,71 @@ complain_of_absent(List *names, List *databases)
 	}
 }
 
+static bool
+is_wanted(const Database *database, List *names, bool all)
+{
+	return database->open && (all || names_have(names, database->name));
+}
+
+/* Posts that nobody wants any more go. */
+static void
+free_unserved(void)
+{
+	for (int i = 0; i < state->nposts; i++)
+	{
+		OutboxPost *post = &state->posts[i];
+		OutboxPost *own;
+
+		if (!OidIsValid(post->dbid))
+			continue;
+		own = outbox_post_find(state, post->dbid, InvalidOid);
+		if (OidIsValid(post->roleid) && (own == NULL || !own->served))
+			post->served = false;
+		if (!post->served && !post->running)
+			outbox_post_free(state, post);
+	}
+}
+
+/*
+ * A database is to be served; false if there is no room.  It is visited when it is
+ * new, to see whether it has the extension; if it has not, CREATE EXTENSION will
+ * call.  visit: look again, all the same.
+ */
+static bool
+serve_database(Oid dbid, bool visit)
+{
+	bool		is_new = outbox_post_find(state, dbid, InvalidOid) == NULL;
+	OutboxPost *post = outbox_post_make(state, dbid, InvalidOid);
+
+	if (post == NULL)
+		return false;
+	post->served = true;
+	if (is_new || (visit && post->empty && post->failures == 0))
+		post->due = DT_NOBEGIN;
+	return true;
+}
+
+/* Say once that there are more than can be served. */
+static void
+complain_of_room(bool no_room)
+{
+	static bool complained = false;
+
+	if (no_room && !complained)
+		ereport(LOG,
+				(errmsg("outbox launcher: there are more than %d databases and roles with handlers, and not all are served",
+						OUTBOX_MAX_POSTS),
+				 errhint("Name the databases that have the extension in outbox.databases.")));
+	complained = no_room;
+}
+
 /* Take databases on, and let go of those that are gone. */
 static void
-assign_posts(List *databases, List *names, bool all)
+assign_posts(List *databases, List *names, bool all, bool visit)
 {
-	ListCell   *lc;
 	uint32		nserved = 0;
+	bool		no_room = false;
+	ListCell   *lc;
 
 	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
 	state->discover = false;
@@ -156,34 +219,31 @@ assign_posts(List *databases, List *names, bool all)
 		if (!OidIsValid(state->posts[i].roleid))
 			state->posts[i].served = false;
 	}
+	/* those that are served already; then there is room for others */
 	foreach(lc, databases)
 	{
 		const Database *database = lfirst(lc);
-		OutboxPost *post;
+		OutboxPost *post = outbox_post_find(state, database->dbid, InvalidOid);
 
-		if (!database->open || (!all && !names_have(names, database->name)))
-			continue;
-		post = outbox_post_make(state, database->dbid, InvalidOid);
-		if (post == NULL)
-			break;
-		post->served = true;
-		nserved++;
-		/* a worker is to find out whether it has the extension */
-		if (post->failures == 0)
-			post->due = Min(post->due, GetCurrentTimestamp());
+		if (post != NULL)
+			post->served = is_wanted(database, names, all);
 	}
-	for (int i = 0; i < state->nposts; i++)
+	free_unserved();
+	foreach(lc, databases)
 	{
-		OutboxPost *post = &state->posts[i];
-		OutboxPost *own = outbox_post_find(state, post->dbid, InvalidOid);
+		const Database *database = lfirst(lc);
 
-		if (OidIsValid(post->roleid) && (own == NULL || !own->served))
-			post->served = false;
-		if (!post->served && !post->running)
-			post->dbid = post->roleid = InvalidOid;
+		if (!is_wanted(database, names, all))
+			continue;
+		if (serve_database(database->dbid, visit))
+			nserved++;
+		else
+			no_room = true;
 	}
+	state->no_posts = no_room;
 	pg_atomic_write_u32(&state->nserved, nserved);
 	LWLockRelease(&state->lock);
+	complain_of_room(no_room);
 }
 
 static bool
@@ -200,7 +260,7 @@ database_exists(Oid dbid, void *arg)
 }
 
 static void
-discover(void)
+discover(bool visit)
 {
 	MemoryContext context = AllocSetContextCreate(TopMemoryContext,
 												  "outbox databases",
@@ -211,8 +271,9 @@ discover(void)
 
 	if (!all && SplitIdentifierString(pstrdup(outbox_databases), ',', &names))
 		complain_of_absent(names, databases);
-	assign_posts(databases, names, all);
+	assign_posts(databases, names, all, visit);
 	outbox_directory_forget_databases(database_exists, databases);
+	outbox_troubles_forget_databases(database_exists, databases);
 	MemoryContextSwitchTo(TopMemoryContext);
 	MemoryContextDelete(context);
 }
@@ -228,8 +289,8 @@ start_worker(int at, const OutboxWorkerOrder *order)
 
 	outbox_background_describe(&worker, "outbox worker", "outbox_worker_main");
 	worker.bgw_notify_pid = MyProcPid;
-	snprintf(worker.bgw_name, BGW_MAXLEN, "outbox worker for database %u",
-			 order->dbid);
+	snprintf(worker.bgw_name, BGW_MAXLEN, "outbox worker for database %u%s",
+			 order->dbid, OidIsValid(order->roleid) ? ", handlers" : "");
 	memcpy(worker.bgw_extra, order, sizeof(*order));
 	return RegisterDynamicBackgroundWorker(&worker, &handles[at]);
 }
@@ -257,13 +318,13 @@ note_end(OutboxPost *post, TimestampTz now)
 		state->discover = true;
 }
 
-/* Which workers have ended? */
-static int
-count_running(TimestampTz now)
+/* Which workers have ended?  How many of each kind have not? */
+static void
+count_running(TimestampTz now, int *nrunning)
 {
-	int			nrunning = 0;
 	pid_t		pid;
 
+	memset(nrunning, 0, OUTBOX_POST_KINDS * sizeof(int));
 	for (int i = 0; i < state->nposts; i++)
 	{
 		OutboxPost *post = &state->posts[i];
@@ -281,9 +342,8 @@ count_running(TimestampTz now)
 			LWLockRelease(&state->lock);
 		}
 		else
-			nrunning++;
+			nrunning[outbox_post_kind(post)]++;
 	}
-	return nrunning;
 }
 
 /* Does this post want a worker, by now? */
@@ -294,9 +354,9 @@ wants_worker(const OutboxPost *post, TimestampTz now)
 		(post->due <= now || (post->called && post->failures == 0));
 }
 
-/* Of the posts that want a worker, the one that had none for longest. */
+/* Of the posts of a kind that want a worker, the one that had none for longest. */
 static int
-next_post(TimestampTz now, int *nwaiting)
+next_post(OutboxPostKind kind, TimestampTz now, int *nwaiting)
 {
 	int			best = -1;
 
@@ -305,7 +365,7 @@ next_post(TimestampTz now, int *nwaiting)
 	{
 		const OutboxPost *post = &state->posts[i];
 
-		if (!wants_worker(post, now))
+		if (outbox_post_kind(post) != kind || !wants_worker(post, now))
 			continue;
 		(*nwaiting)++;
 		if (best < 0 || post->started_at < state->posts[best].started_at)
@@ -314,49 +374,83 @@ next_post(TimestampTz now, int *nwaiting)
 	return best;
 }
 
-/* Start workers where they are wanted; true if the server has no room. */
+/* Start a worker for this post; false if the server has no room. */
 static bool
-start_workers(int nrunning, TimestampTz now)
+serve(int at, TimestampTz now)
 {
-	int			nwaiting;
-	int			at;
+	OutboxPost *post = &state->posts[at];
+	OutboxWorkerOrder order;
+
+	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
+	/* a worker may have let go of the post since we looked */
+	if (!wants_worker(post, now))
+	{
+		LWLockRelease(&state->lock);
+		return true;
+	}
+	order.dbid = post->dbid;
+	order.roleid = post->roleid;
+	post->running = true;
+	post->left_well = false;
+	post->due = DT_NOEND;
+	post->started_at = now;
+	LWLockRelease(&state->lock);
+	if (start_worker(at, &order))
+		return true;
+	handles[at] = NULL;
+	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
+	post->running = false;
+	post->due = now;
+	LWLockRelease(&state->lock);
+	return false;
+}
+
+/* There are posts of this kind without a worker: those with nothing to do leave. */
+static void
+hurry(OutboxPostKind kind)
+{
+	LWLockAcquire(&state->lock, LW_SHARED);
+	for (int i = 0; i < state->nposts; i++)
+	{
+		const OutboxPost *post = &state->posts[i];
+
+		if (OidIsValid(post->dbid) && outbox_post_kind(post) == kind &&
+			post->latch != NULL)
+			SetLatch(post->latch);
+	}
+	LWLockRelease(&state->lock);
+}
+
+/*
+ * Start workers where they are wanted; true if the server has no room.  Each kind
+ * has its own number of them, so that no handler keeps the extension's own work
+ * from any database.
+ */
+static bool
+start_workers(int *nrunning, TimestampTz now)
+{
+	const int	most[OUTBOX_POST_KINDS] = {
+		[OUTBOX_POST_OWN] = outbox_max_workers,
+		[OUTBOX_POST_HANDLERS] = outbox_max_handler_workers
+	};
 	bool		room = true;
 
-	while ((at = next_post(now, &nwaiting)) >= 0 &&
-		   nrunning < outbox_max_workers && room)
+	for (OutboxPostKind kind = 0; kind < OUTBOX_POST_KINDS; kind++)
 	{
-		OutboxPost *post = &state->posts[at];
-		OutboxWorkerOrder order;
+		int			nwaiting;
+		int			at;
 
-		LWLockAcquire(&state->lock, LW_EXCLUSIVE);
-		/* a worker may have let go of the post since we looked */
-		if (!wants_worker(post, now))
+		while ((at = next_post(kind, now, &nwaiting)) >= 0 &&
+			   nrunning[kind] < most[kind] && room)
 		{
-			LWLockRelease(&state->lock);
-			continue;
+			room = serve(at, now);
+			if (room && state->posts[at].running)
+				nrunning[kind]++;
 		}
-		order.dbid = post->dbid;
-		order.roleid = post->roleid;
-		post->running = true;
-		post->called = false;
-		post->left_well = false;
-		post->due = DT_NOEND;
-		post->started_at = now;
-		LWLockRelease(&state->lock);
-		room = start_worker(at, &order);
-		if (room)
-			nrunning++;
-		else
-		{
-			handles[at] = NULL;
-			LWLockAcquire(&state->lock, LW_EXCLUSIVE);
-			post->running = false;
-			post->due = now;
-			LWLockRelease(&state->lock);
-		}
+		pg_atomic_write_u32(&state->waiting[kind], nwaiting);
+		if (nwaiting > 0)
+			hurry(kind);
 	}
-	(void) next_post(now, &nwaiting);
-	pg_atomic_write_u32(&state->waiting, nwaiting);
 	if (!room && !state->no_slots)
 		ereport(LOG,
 				(errmsg("outbox launcher: the server has no room for a worker"),
@@ -422,6 +516,35 @@ next_due(TimestampTz next_discovery, bool no_room, TimestampTz now)
 	return due;
 }
 
+/*
+ * Has the clock been set back?  Then what was to be done after a delay would come
+ * too late by that much: everybody looks again.
+ */
+static void
+watch_clock(TimestampTz now)
+{
+	static TimestampTz before = 0;
+	bool		is_back = TimestampTzPlusMilliseconds(now, CLOCK_SLACK_MS) < before;
+
+	before = now;
+	if (!is_back)
+		return;
+	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < state->nposts; i++)
+	{
+		OutboxPost *post = &state->posts[i];
+
+		if (!OidIsValid(post->dbid))
+			continue;
+		post->started_at = Min(post->started_at, now);
+		post->due = Min(post->due, now);
+		post->called |= post->running;
+		if (post->latch != NULL)
+			SetLatch(post->latch);
+	}
+	LWLockRelease(&state->lock);
+}
+
 /* ---------------------------------------------------------------------- */
 /* The process                                                            */
 /* ---------------------------------------------------------------------- */
@@ -467,8 +590,9 @@ outbox_launcher_main(Datum arg)
 	{
 		TimestampTz now;
 		TimestampTz until;
-		int			nrunning;
+		int			nrunning[OUTBOX_POST_KINDS];
 		bool		no_room;
+		bool		visit = false;
 
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
@@ -480,17 +604,21 @@ outbox_launcher_main(Datum arg)
 			list_free_deep(absent);
 			absent = NIL;
 			next_discovery = now;
+			visit = true;
 		}
+		watch_clock(now);
 		if (now >= next_discovery ||
+			now < discovered_at ||
 			(state->discover &&
 			 now >= TimestampTzPlusMilliseconds(discovered_at, DISCOVER_MIN_MS)))
 		{
 			discovered_at = now;
-			discover();
+			discover(visit);
+			pg_atomic_write_u64(&state->looked_at, (uint64) now);
 			next_discovery = TimestampTzPlusMilliseconds(now,
 														 (int64) outbox_discovery_interval * 1000);
 		}
-		nrunning = count_running(now);
+		count_running(now, nrunning);
 		until = watch_leases(now);
 		no_room = start_workers(nrunning, now);
 		until = Min(until, next_due(next_discovery, no_room, now));

@@ -1,0 +1,354 @@
+/*
+ * handler_start.c
+ *	  Running handlers without a launcher.
+ *
+ * No handler ever runs in a session that goes on afterwards with somebody else's
+ * rights, because what it leaves there (a type in pg_temp is enough) would be used
+ * with them.  So who wants handlers run by hand starts a background process for
+ * each role, connected as that role, which needs no preloading, and waits until all
+ * have ended.  They tell in a piece of shared memory how many messages they have
+ * handled.
+ *
+ * The caller's transaction is open meanwhile, so it must not hold anything that a
+ * handler could wait for: nobody would see that deadlock.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "storage/dsm.h"
+#include "storage/ipc.h"
+#include "tcop/tcopprot.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "queue/handler.h"
+#include "queue/handler_bind.h"
+#include "shmem/directory.h"
+#include "table/catalog.h"
+#include "util/guc.h"
+#include "util/hash.h"
+#include "worker/background.h"
+#include "worker/handler_run.h"
+#include "worker/handler_start.h"
+
+/*
+ * A process begins no further batch after this time, so that the caller gets to
+ * its other work.
+ */
+#define MAX_RUN_MS 5000
+
+/* What one process is to do, and how far it came. */
+typedef struct Order
+{
+	Oid			dbid;
+	Oid			roleid;
+	int64		handled;
+	int			nfailed;		/* handlers that could not be run */
+	bool		ended_well;
+} Order;
+
+/* A process, as its starter sees it. */
+typedef struct Process
+{
+	BackgroundWorkerHandle *handle; /* NULL: not started, or has ended */
+	Order	   *order;
+} Process;
+
+/* ---------------------------------------------------------------------- */
+/* The background process                                                 */
+/* ---------------------------------------------------------------------- */
+
+/* Handlers that came with a dump. */
+static void
+bind_handlers(void)
+{
+	outbox_background_begin();
+	outbox_background_hold_extension();
+	outbox_handlers_bind();
+	outbox_background_commit();
+}
+
+/* Our handlers, copied. */
+static List *
+find_handlers(Oid roleid, MemoryContext context)
+{
+	List	   *result = NIL;
+	ListCell   *lc;
+
+	outbox_background_begin();
+	outbox_background_hold_extension();
+	foreach(lc, outbox_handlers())
+	{
+		const OutboxHandler *handler = lfirst(lc);
+		MemoryContext old = MemoryContextSwitchTo(context);
+
+		if (handler->role_oid == roleid)
+			result = lappend(result, outbox_handler_copy(handler));
+		MemoryContextSwitchTo(old);
+	}
+	(void) outbox_background_database();
+	outbox_background_commit();
+	MemoryContextSwitchTo(context);
+	return result;
+}
+
+static Oid
+find_function(const OutboxHandler *handler)
+{
+	Oid			function;
+
+	outbox_background_begin();
+	outbox_background_hold_extension();
+	if (outbox_handler_check(handler, &function) != OUTBOX_HANDLER_FINE)
+		function = InvalidOid;
+	outbox_background_commit();
+	return function;
+}
+
+/* One batch of a handler; how many messages that was. */
+static int
+run_batch(const OutboxHandler *handler, Order *order, MemoryContext context)
+{
+	volatile int n = 0;
+
+	PG_TRY();
+	{
+		Oid			function = find_function(handler);
+
+		MemoryContextSwitchTo(context);
+		if (OidIsValid(function))
+			n = outbox_handler_run(handler, function);
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		EmitErrorReport();
+		outbox_background_abort();
+		order->nfailed++;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	return n;
+}
+
+/* Batch after batch of all handlers, until nothing is left, or time is over. */
+static void
+run_handlers(Order *order, MemoryContext context)
+{
+	TimestampTz began = GetCurrentTimestamp();
+	int64		before;
+
+	bind_handlers();
+	do
+	{
+		ListCell   *lc;
+
+		before = order->handled;
+		foreach(lc, find_handlers(order->roleid, context))
+		{
+			CHECK_FOR_INTERRUPTS();
+			order->handled += run_batch(lfirst(lc), order, context);
+		}
+	} while (order->handled > before && order->nfailed == 0 &&
+			 !TimestampDifferenceExceeds(began, GetCurrentTimestamp(), MAX_RUN_MS));
+}
+
+void
+outbox_handlers_main(Datum arg)
+{
+	dsm_segment *segment;
+	Order	   *order;
+	int			number;
+
+	memcpy(&number, MyBgworkerEntry->bgw_extra, sizeof(number));
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+	segment = dsm_attach(DatumGetUInt32(arg));
+	if (segment == NULL)
+		proc_exit(0);
+	order = (Order *) dsm_segment_address(segment) + number;
+	dsm_pin_mapping(segment);
+	BackgroundWorkerInitializeConnectionByOid(order->dbid, order->roleid,
+											  OUTBOX_BGWORKER_ANY_ROLE);
+	outbox_background_pin(order->roleid);
+	pgstat_report_appname("outbox handlers");
+	run_handlers(order, AllocSetContextCreate(TopMemoryContext,
+											  "outbox handlers",
+											  ALLOCSET_DEFAULT_SIZES));
+	order->ended_well = true;
+	proc_exit(0);
+}
+
+/* ---------------------------------------------------------------------- */
+/* The caller                                                             */
+/* ---------------------------------------------------------------------- */
+
+/* Can there be anything for this handler? */
+static bool
+may_have_messages(const OutboxHandler *handler)
+{
+	uint32		namespace_hash = outbox_namespace_hash(handler->namespace);
+	uint32		topic_hash = outbox_topic_hash(handler->topic);
+	OutboxLaneFilter filter = {&namespace_hash, &topic_hash, 1};
+	TimestampTz due;
+
+	return !outbox_directory_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, &due) ||
+		due <= GetCurrentTimestamp();
+}
+
+/* As which role can a handler be run?  Invalid if it cannot. */
+static Oid
+role_of(const OutboxHandler *handler)
+{
+	Oid			function;
+	Oid			roleid = handler->role_oid;
+	OutboxHandlerProblem problem = outbox_handler_check(handler, &function);
+
+	/* its process will bind it */
+	if (problem == OUTBOX_HANDLER_UNBOUND &&
+		outbox_handler_find_binding(handler, &function, &roleid))
+		return roleid;
+	if (problem == OUTBOX_HANDLER_FINE)
+		return roleid;
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("handler \"%s\" of topic \"%s\" cannot be called: it %s",
+					handler->function, text_to_cstring(handler->topic),
+					outbox_handler_problem_text(problem))));
+	return InvalidOid;
+}
+
+/* Roles that the caller may act for, whose handlers may have something to do. */
+static List *
+roles_to_start(void)
+{
+	List	   *roles = NIL;
+	ListCell   *lc;
+
+	foreach(lc, outbox_handlers())
+	{
+		const OutboxHandler *handler = lfirst(lc);
+		Oid			roleid = role_of(handler);
+
+		if (OidIsValid(roleid) && has_privs_of_role(GetUserId(), roleid) &&
+			may_have_messages(handler))
+			roles = list_append_unique_oid(roles, roleid);
+	}
+	return roles;
+}
+
+static bool
+start_process(Process *process, dsm_segment *segment, int number)
+{
+	BackgroundWorker worker;
+
+	outbox_background_describe(&worker, "outbox handlers", "outbox_handlers_main");
+	worker.bgw_notify_pid = MyProcPid;
+	worker.bgw_main_arg = UInt32GetDatum(dsm_segment_handle(segment));
+	memcpy(worker.bgw_extra, &number, sizeof(number));
+	return RegisterDynamicBackgroundWorker(&worker, &process->handle);
+}
+
+static void
+wait_for(Process *process)
+{
+	if (WaitForBackgroundWorkerShutdown(process->handle) == BGWH_POSTMASTER_DIED)
+		ereport(FATAL,
+				(errcode(ERRCODE_ADMIN_SHUTDOWN),
+				 errmsg("the server has gone down")));
+	pfree(process->handle);
+	process->handle = NULL;
+	if (!process->order->ended_well || process->order->nfailed > 0)
+		ereport(WARNING,
+				(errcode(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),
+				 errmsg("the background process for handlers of role \"%s\" has failed",
+						GetUserNameFromId(process->order->roleid, true)),
+				 errhint("See the server log.")));
+}
+
+/*
+ * Start all, as many at a time as workers may, in their order.  Where the server
+ * has no room for another, go on when one has ended.
+ */
+static void
+run_processes(Process *processes, int n, dsm_segment *segment)
+{
+	int			oldest = 0;
+
+	for (int i = 0; i < n; i++)
+	{
+		while (i - oldest >= outbox_max_handler_workers)
+			wait_for(&processes[oldest++]);
+		while (!start_process(&processes[i], segment, i))
+		{
+			if (oldest == i)
+				ereport(ERROR,
+						(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
+						 errmsg("the server has no room for a background process"),
+						 errhint("Raise max_worker_processes.")));
+			wait_for(&processes[oldest++]);
+		}
+	}
+	while (oldest < n)
+		wait_for(&processes[oldest++]);
+}
+
+/*
+ * Run the handlers of all roles that the caller may act for, in processes of their
+ * own, and wait for them; how many messages were handled.
+ */
+int64
+outbox_handlers_start(void)
+{
+	List	   *roles;
+	int			n;
+	dsm_segment *segment;
+	Order	   *orders;
+	Process    *processes;
+	int64		handled = 0;
+
+	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("handlers cannot be started in a transaction that has written something"),
+				 errdetail("They could wait for it, while it waits for them.")));
+	roles = roles_to_start();
+	n = list_length(roles);
+	if (n == 0)
+		return 0;
+	segment = dsm_create(n * sizeof(Order), 0);
+	orders = dsm_segment_address(segment);
+	processes = palloc0_array(Process, n);
+	for (int i = 0; i < n; i++)
+	{
+		orders[i] = (Order)
+		{
+			.dbid = MyDatabaseId,.roleid = list_nth_oid(roles, i)
+		};
+		processes[i].order = &orders[i];
+	}
+	PG_TRY();
+	{
+		run_processes(processes, n, segment);
+	}
+	PG_CATCH();
+	{
+		for (int i = 0; i < n; i++)
+		{
+			if (processes[i].handle != NULL)
+				TerminateBackgroundWorker(processes[i].handle);
+		}
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	for (int i = 0; i < n; i++)
+		handled += orders[i].handled;
+	dsm_detach(segment);
+	return handled;
+}
