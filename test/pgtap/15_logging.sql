@@ -95,18 +95,10 @@ SELECT is(
 
 -- Everything that is done to a message, with words in it that must not be told.
 SELECT $$
-    CREATE ROLE tap_clerk LOGIN;
-    CREATE FUNCTION public.tap_handle(message outbox.message) RETURNS void LANGUAGE plpgsql
-        AS 'BEGIN RAISE ''%'', message.payload USING DETAIL = message.headers; END';
-    SELECT outbox.grant_worker('tap_clerk');
-    SET LOCAL ROLE tap_clerk;
-    SELECT outbox.register_handler('obx-107-handled', 'public.tap_handle(outbox.message)');
-    RESET ROLE;
     SELECT outbox.start_join('obx-107', 5);
     SELECT outbox.enqueue_join_wait(join_id, true, 'obx-107-next', 'sesame', 'obx-107-bad', 'sesame', headers => '{"h": "sesame"}') FROM outbox.joins WHERE grouping_key = 'obx-107';
-    SELECT outbox.enqueue_step(join_id, t, 'sesame', headers => '{"h": "sesame"}') IS NULL FROM outbox.joins, unnest('{obx-107,obx-107,obx-107,obx-107,obx-107-handled}'::text[]) t WHERE grouping_key = 'obx-107';
+    SELECT outbox.enqueue_step(join_id, t, 'sesame', headers => '{"h": "sesame"}') IS NULL FROM outbox.joins, unnest('{obx-107,obx-107,obx-107,obx-107}'::text[]) t WHERE grouping_key = 'obx-107';
     SELECT outbox.enqueue('obx-107-plain', '"sesame"'::jsonb) IS NULL;
-    SELECT outbox._run_handlers();
     SELECT count(*) FROM outbox.claim(md5('a')::uuid, topics => '{obx-107}');
     SELECT outbox.nack(md5('a')::uuid, (array_agg(id))[1:1], 'sesame', delay => '0'), outbox.fail(md5('a')::uuid, (array_agg(id))[2:2], 'sesame'), outbox.ack(md5('a')::uuid, (array_agg(id))[3:3]) FROM outbox.leases WHERE topic = 'obx-107';
     UPDATE outbox.queue SET locked_until = now() - interval '1 s' WHERE topic = 'obx-107' AND status = 1;
@@ -123,11 +115,9 @@ $$ AS script \gset
 \ir include/log.sql
 \set verbosity terse
 SELECT is(
-    ARRAY[:'log' LIKE '%to its end', :'log' LIKE '%sesame%']
-        || ARRAY(SELECT regexp_replace(l, ' \d+, attempt', ' N, attempt') ~ '^LOG:  P0001: handler "public.tap_handle\(outbox.message\)" of topic "obx-107-handled" in database ".+" has failed for message N, attempt 1, SQLSTATE P0001$'
-                   FROM unnest(tap.logged(:'log')) l WHERE l LIKE 'LOG:%handler%'),
-    '{t,f,t}',
-    'OBX-107 payloads, headers and what handlers say in their errors are never logged, only which message it was');
+    ARRAY[:'log' LIKE '%to its end', :'log' LIKE '%sesame%'],
+    '{t,f}',
+    'OBX-107 payloads and headers are never logged (nor what handlers say in their errors: test/t/011_handlers.pl)');
 
 SELECT is(
     ARRAY[boot_val, context] || ARRAY(SELECT v FROM unnest(enumvals) v WHERE v IN ('debug1', 'log', 'notice', 'error') ORDER BY 1),

@@ -37,18 +37,21 @@ SELECT is(
     'OBX-069 the time of workers is divided by round_robin, or by drain_first');
 SELECT is(
     tap.sqlstates($$SET outbox.databases = 'postgres'$$, $$SET outbox.discovery_interval = 1$$,
-                  $$SET outbox.max_workers = 1$$, $$SET outbox.selection_strategy = drain_first$$,
+                  $$SET outbox.max_handler_workers = 1$$, $$SET outbox.max_workers = 1$$, $$SET outbox.selection_strategy = drain_first$$,
                   $$ALTER DATABASE postgres SET outbox.max_workers = 1$$),
-    '{55P02,55P02,55P02,55P02,55P02}',
+    '{55P02,55P02,55P02,55P02,55P02,55P02}',
     'OBX-070 these settings are of the server: no session and no database has its own');
 \endif
 
 SELECT is(
     ARRAY[l.status, l.ok::text, (l.hint IS NULL)::text, regexp_replace(w.status, '^\d+', 'N'),
-          left(w.hint, 19)],
-    CASE WHEN :'preloaded' THEN ARRAY['preloaded', 'true', 'true', 'N running', 'Name this database ']
-         ELSE ARRAY['loaded on demand', 'false', 'false', 'none', 'Preload the library'] END,
-    'OBX-071 status() tells whether there are workers, for this database, and what to do if not')
+          (w.hint LIKE 'Preload the library%')::text],
+    CASE WHEN :'preloaded'
+         THEN ARRAY['preloaded', 'true', 'true', 'N running',
+                    -- a database that is not served has another hint
+                    CASE WHEN current_setting('outbox.databases') = '' THEN 'false' END]
+         ELSE ARRAY['loaded on demand', 'false', 'false', 'none', 'true'] END,
+    'OBX-071 status() tells whether there are workers, and without the library what to do')
   FROM outbox.status() w, outbox.status() l
  WHERE w.component = 'workers' AND l.component = 'library';
 

@@ -11,6 +11,7 @@ use List::Util qw(max sum0);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use POSIX ();
 use Time::HiRes qw(sleep time);
 
 my $seed = seed();
@@ -379,6 +380,187 @@ is_deeply([ log_lines($node, qr/ XX\d\d\d |PANIC|TRAP/) ], [], 'no internal erro
 	is(count_of($dbh, 'outbox.join_waits'), 0, 'nobody waits');
 }
 
+# --- one part of a round fails, the others go on
+{
+	my $trouble = sub { return [ map { @$_ } $dbh->selectall_array("SELECT component FROM outbox.status() WHERE NOT ok AND component LIKE 'worker:%'") ] };
+	my $broken = qr/outbox worker in database "postgres": dispatching timers and runs cannot be done: no ticks \(SQLSTATE YY001\)/;
+	my $again = qr/dispatching timers and runs can be done again/;
+	my $agains = log_lines($node, $again);
+
+	$dbh->do(<<'Q');
+CREATE FUNCTION public.no_ticks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no ticks' USING ERRCODE = 'YY001'; END $$;
+CREATE TRIGGER no_ticks BEFORE INSERT ON outbox.queue FOR EACH ROW WHEN (NEW.topic = 'tick') EXECUTE FUNCTION public.no_ticks();
+SELECT outbox.schedule_timer('tick', 'p', clock_timestamp());
+Q
+	ok(poll(sub { log_lines($node, $broken) }, 20), 'a part that fails is logged');
+	is_deeply($trouble->(), ['worker: timers'], 'status() names it');
+	is_served($dbh, 'waits go on');
+	$dbh->do("SELECT outbox.enqueue('gone', 'p', expires_at => clock_timestamp())");
+	ok(poll(sub { value($dbh, "SELECT status FROM outbox.messages WHERE topic = 'gone'") == 3 }, 20), 'reaping goes on');
+	ok(poll(sub { value($dbh, "SELECT failures >= 3 FROM outbox._worker_troubles() WHERE part = 'timers' AND sqlstate = 'YY001'") }, 20), 'it is tried again');
+	is(scalar(log_lines($node, $broken)), 1, 'and not logged again');
+	$dbh->do('DROP TRIGGER no_ticks ON outbox.queue');
+	ok(poll(sub { count_of($dbh, "outbox.messages WHERE topic = 'tick'") == 1 }, 30), 'it is done as soon as it can be');
+	ok(poll(sub { !@{ $trouble->() } }, 10), 'status() has nothing to say then');
+	is(scalar(log_lines($node, $again)), $agains + 1, 'nor has the log, but that');
+
+	# another transaction stays open, and has a table locked
+	my $idle = connect_to($node);
+	$idle->do('BEGIN');
+	$idle->do('LOCK TABLE outbox.timer_queue');
+	$dbh->do("SELECT outbox._wake_worker()");
+	ok(poll(sub { grep { /timers|reap|schedule/ } @{ $trouble->() } }, 30), 'a lock is not waited for without end');
+	is_served($dbh, 'waits go on, whatever is locked');
+	$idle->do('ROLLBACK');
+	$idle->disconnect;
+	ok(poll(sub { !@{ $trouble->() } }, 90), 'and all is well afterwards');
+}
+
+# --- settings of the database do not reach its worker
+{
+	$dbh->do('CREATE DATABASE "set"');
+	$node->safe_psql('set', 'CREATE EXTENSION outbox');
+	$dbh->do('CREATE ROLE powerless');
+	$dbh->do("ALTER DATABASE \"set\" SET $_") for 'role = powerless', 'standard_conforming_strings = off', 'default_transaction_read_only = on', "search_path = ''", 'row_security = off', "default_transaction_isolation = 'serializable'", 'lock_timeout = 1';
+	ok(poll(sub { !workers_in($dbh, 'set') }, 10), 'the worker has left');
+	my $set = connect_to($node, db => 'set', settings => [ 'RESET role', 'SET role none', 'SET default_transaction_read_only = off', 'SET standard_conforming_strings = on', "SET default_transaction_isolation = 'read committed'", 'SET search_path = public', 'SET lock_timeout = 0' ]);
+	is_served($set, 'settings of the database do not reach the worker');
+	$set->disconnect;
+	$dbh->do('DROP DATABASE "set" WITH (FORCE)');
+}
+
+# How many workers have been started?
+sub starts { return scalar(log_lines($_[0], qr/starting background worker process "outbox worker/)) }
+
+# Seconds of CPU that the server's processes have used, those that have ended too.
+sub cpu_seconds
+{
+	my $of = shift;
+	my ($postmaster) = slurp_file($of->data_dir . '/postmaster.pid') =~ /(\d+)/;
+	my $ticks = 0;
+
+	for my $stat (glob '/proc/[0-9]*/stat')
+	{
+		my ($pid, $line) = $stat =~ /(\d+)/ ? ($1, eval { slurp_file($stat) }) : next;
+		my @fields = split ' ', ($line // next) =~ s/^.*\) //sr;
+		$ticks += $fields[11] + $fields[12] if $pid == $postmaster || $fields[1] == $postmaster;
+		$ticks += $fields[13] + $fields[14] if $pid == $postmaster;
+	}
+	return $ticks / POSIX::sysconf(POSIX::_SC_CLK_TCK());
+}
+
+# --- who is called, and how often; and an idle server
+{
+	my $quiet = new_node('quiet', conf => "$with_states\nlog_min_messages = debug1\noutbox.lane_memory = 1\nmax_worker_processes = 16\nautovacuum = off");
+	my $here = connect_to($quiet);
+	my $rest = sub { poll(sub { !workers_in($here, undef) }, 30) };
+	my $role = sub {
+		my ($name, $topic, $body) = @_;
+
+		$here->do("CREATE ROLE $name LOGIN");
+		$here->do("SELECT outbox.grant_worker('$name')");
+		$here->do("CREATE SCHEMA $name AUTHORIZATION $name");
+		$here->do("SET SESSION AUTHORIZATION $name");
+		$here->do("CREATE FUNCTION $name.h(m outbox.message) RETURNS void LANGUAGE plpgsql AS 'BEGIN $body END'");
+		$here->do("SELECT outbox.register_handler('$topic', '$name.h(outbox.message)')");
+		$here->do('RESET SESSION AUTHORIZATION');
+	};
+	my $done = sub { return count_of($here, "outbox.messages WHERE topic = '$_[0]' AND status = 2") };
+
+	# B18: a busy handler, and seven that have nothing to do
+	$role->("r$_", "t$_", '') for 1 .. 8;
+	ok(poll(sub { count_of($here, 'outbox.handlers') == 8 }, 10) && $rest->(), 'eight roles with handlers, and nothing to do');
+	my $before = starts($quiet);
+	for (1 .. 100) { $here->do("SELECT outbox.enqueue('t1', 'p')"); sleep 0.01 }
+	ok(poll(sub { $done->('t1') == 100 }, 20), 'one of them is busy');
+	cmp_ok(starts($quiet) - $before, '<=', 3, 'the workers of the others are not called');
+
+	# A9: round_robin is one, also for who is called while it works
+	$rest->();
+	set($quiet, 'outbox.max_handler_workers' => 1);
+	$role->('busy', 'busy', 'PERFORM pg_sleep(0.02);');
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my $pid = client(sub {
+		my $client = connect_to($quiet);
+		until (-e "$dir/stop" || getppid() == 1) { $client->do("SELECT outbox.enqueue('busy', 'p')"); sleep 0.005 }
+	});
+	ok(poll(sub { $done->('busy') >= 100 }, 30), 'a handler that has always something to do');
+	$here->do("SELECT outbox.enqueue('t2', 'p')");
+	ok(poll(sub { $done->('t2') == 1 }, 5), 'round_robin: another one has its turn');
+	append_to_file("$dir/stop", '');
+	waitpid $pid, 0;
+	$here->do("SET SESSION AUTHORIZATION busy");
+	$here->do("SELECT outbox.unregister_handler('busy')");
+	$here->do('RESET SESSION AUTHORIZATION');
+
+	# A5: handlers have places of their own
+	set($quiet, 'outbox.max_handler_workers' => 4, 'outbox.max_workers' => 1);
+	$role->("slow$_", "slow$_", 'PERFORM pg_sleep(600);') for 1 .. 4;
+	$here->do("SELECT outbox.enqueue('slow' || i, 'p') FROM generate_series(1, 4) i");
+	ok(poll(sub { count_of($here, "pg_stat_activity WHERE backend_type = 'outbox worker' AND wait_event = 'PgSleep'") == 4 }, 20), 'four handlers that take long');
+	is_served($here, 'they keep nobody from the extension\'s own work');
+	$here->do("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'outbox worker'");
+	$here->do("SELECT outbox.pause_topic('slow' || i) FROM generate_series(1, 4) i");
+	set($quiet, 'outbox.max_workers' => 4);
+
+	# P1: more than 256 of them
+	$here->do(<<'Q');
+DO $$ BEGIN
+    FOR i IN 1 .. 300 LOOP
+        EXECUTE format('CREATE ROLE many%s LOGIN', i);
+        EXECUTE format('GRANT USAGE ON SCHEMA outbox, r1 TO many%s', i);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION outbox.register_handler TO many%s', i);
+        EXECUTE format('SET ROLE many%s', i);
+        PERFORM outbox.register_handler('many' || i, 'r1.h(outbox.message)');
+        RESET ROLE;
+    END LOOP;
+END $$;
+SELECT outbox.enqueue('many' || i, 'p') FROM generate_series(1, 300) i;
+Q
+	ok(poll(sub { $done->("many$_[0]"); count_of($here, "outbox.messages WHERE topic LIKE 'many%' AND status = 2") == 300 }, 120), '300 roles with handlers: all are served');
+
+	# B19: one that is not served makes nobody else look
+	$here->do('CREATE DATABASE unserved');
+	$quiet->safe_psql('unserved', 'CREATE EXTENSION outbox');
+	$here->do("CREATE DATABASE other$_") for 1 .. 3;
+	$quiet->safe_psql("other$_", 'CREATE EXTENSION outbox') for 1 .. 3;
+	my $unserved = connect_to($quiet, db => 'unserved');
+	is_served($unserved, 'a database, while it is served');
+	$here->do('ALTER DATABASE unserved IS_TEMPLATE true');
+	$quiet->reload;
+	ok(poll(sub { !value($unserved, 'SELECT serves FROM outbox._workers()') }, 20), 'a template is not served');
+	is_deeply([ $unserved->selectrow_array("SELECT ok, hint FROM outbox.status() WHERE component = 'workers'") ],
+		[ 0, 'Is the database in outbox.databases, no template, and open to connections?' ], 'status() says so');
+	ok($rest->(), 'all have left');
+	$before = starts($quiet);
+	for (1 .. 40) { $unserved->do("SELECT outbox.schedule_timer('t', 'p', clock_timestamp()), outbox.enqueue('join.wait', '{}'), outbox._wake_worker()"); sleep 0.05 }
+	is(starts($quiet) - $before, 0, 'its calls start no worker anywhere');
+	$unserved->disconnect;
+
+	# G1: whatever it holds, an idle server uses nothing; with more topics than there is memory for
+	for my $db ('postgres', 'other1', 'other2', 'other3')
+	{
+		my $full = connect_to($quiet, db => $db);
+		$full->do("SELECT count(outbox.enqueue('topic ' || i, 'p')) FROM generate_series(1, 5000) i");
+		$full->do("SELECT outbox.schedule_timer('later', 'p', clock_timestamp() + interval '1 day')");
+		$full->do("SELECT count(*) FROM outbox.claim(?, 86400, 1000)", undef, $anna);
+		$full->disconnect;
+	}
+	ok($rest->(), 'with 20,000 topics, all leave');
+	my ($starts, $cpu, $calm);
+	# what is not known is looked for with growing delays
+	ok(poll(sub {
+			($starts, $cpu) = (starts($quiet), cpu_seconds($quiet));
+			sleep 5;
+			($starts, $cpu) = (starts($quiet) - $starts, cpu_seconds($quiet) - $cpu);
+			return $starts <= 4 && $cpu < 0.25; }, 60), 'an idle server comes to rest')
+	  or diag("in five seconds: $starts workers started, $cpu s of CPU");
+	note("in five seconds: $starts workers started, $cpu s of CPU");
+	$here->disconnect;
+	is_deeply([ log_lines($quiet, qr/ XX\d\d\d |PANIC|TRAP/) ], [], 'no internal errors');
+	$quiet->stop;
+}
+
 # --- shutdown, with workers at work
 {
 	$dbh->do(<<'Q');
@@ -509,8 +691,15 @@ Q
 			count_of($hand, "outbox.messages WHERE topic IN ('dies', 'expires') AND status = 3") == 2 }, 20), 'by hand: what is over');
 	ok(poll(sub { $hand->do('SELECT outbox.run_maintenance()'); continued($hand, 'late') }, 20), 'by hand: a member that had ended before');
 	is(continued($hand, $_), 1, "by hand: $_") for $name, 'late';
-	is_deeply([ $hand->selectall_array('SELECT * FROM public.handled') ], [ [ 'p', 'app' ] ], 'by hand: handlers');
-	is(value($hand, "SELECT status FROM outbox.messages WHERE topic = 'handled'"), 2, 'by hand: and their messages');
+	is(count_of($hand, 'public.handled'), 0, 'by hand: run_maintenance runs no handlers');
+	is(value($hand, 'SELECT outbox._start_handlers()'), 1, 'by hand: handlers are run in processes of their own');
+	is_deeply([ $hand->selectall_array('SELECT * FROM public.handled') ], [ [ 'p', 'app' ] ], 'by hand: as their role');
+	is(value($hand, "SELECT status FROM outbox.messages WHERE topic = 'handled'"), 2, 'by hand: and their messages are done');
+	is(value($hand, 'SELECT outbox._start_handlers()'), 0, 'by hand: until nothing is left');
+	$hand->do('BEGIN');
+	$hand->do("SELECT outbox.enqueue('handled', 'p')");
+	is_state($hand, 'SELECT outbox._start_handlers()', '25001', 'by hand: not in a transaction that they could wait for');
+	$hand->do('ROLLBACK');
 	is(count_of($hand, "pg_stat_activity WHERE backend_type LIKE 'outbox%'"), 0, 'there is no worker');
 	$hand->disconnect;
 	is_deeply([ log_lines($plain, qr/ XX\d\d\d |PANIC|TRAP/) ], [], 'by hand: no internal errors');

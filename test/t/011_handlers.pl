@@ -94,6 +94,26 @@ sub settled
 	return ok(poll(sub { value($dbh, 'SELECT count(*) = 0 FROM outbox.queue WHERE topic = ?', $topic) }, $seconds // 20), $name);
 }
 
+# From now on the launcher starts no workers, and these messages wait.
+sub set_up_by_hand
+{
+	my ($topic, @payloads) = @_;
+
+	$dbh->do("ALTER SYSTEM SET outbox.databases = ''");
+	$node->reload;
+	poll(sub { !value($dbh, 'SELECT serves FROM outbox._workers()') && !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20)
+	  or die 'workers do not leave';
+	enqueue($topic, @payloads);
+	return;
+}
+
+sub by_workers
+{
+	$dbh->do('ALTER SYSTEM RESET outbox.databases');
+	$node->reload;
+	return;
+}
+
 # Lines of the log, but not those that repeat what was sent.
 sub log_lines
 {
@@ -102,15 +122,22 @@ sub log_lines
 	return grep { /$pattern/ && !/LOG:  statement: |STATEMENT: / } split /\n/, slurp_file($node->logfile);
 }
 
-# --- a function that is gone is looked for again, in a while: so this begins here
+# --- a function that is gone
 handler('alice', 'vanishing', 'PERFORM public.see(m);');
 $dbh->do('DROP FUNCTION alice.h_vanishing');
 enqueue('vanishing', 'p');
-ok(poll(sub { log_lines(qr/WARNING:  handler "alice.h_vanishing.*" of topic "vanishing" cannot be called/) }, 20), 'a function that is gone: a warning');
+ok(poll(sub { log_lines(qr/WARNING:  handler "alice.h_vanishing.*" of topic "vanishing" in database "postgres" cannot be called: it has lost its function/) }, 20), 'a function that is gone: a warning');
 ok(poll(sub { in_state('vanishing', 0) == 1 }, 20), 'a function that is gone: the message is put back');
 is(value($dbh, "SELECT attempts - waived || ' ' || retry_count FROM outbox.queue WHERE topic = 'vanishing'"), '0 0', 'a function that is gone: that is no attempt');
+is_deeply([ $dbh->selectrow_array("SELECT ok, status, detail FROM outbox.status() WHERE component = 'handler of default/vanishing'") ],
+	[ 0, 'cannot be called', 'alice.h_vanishing(outbox.message), registered by alice, has lost its function' ], 'a function that is gone: status() says so');
 $as{alice}->do('CREATE FUNCTION alice.h_vanishing(m outbox.message) RETURNS void LANGUAGE sql AS $$ SELECT public.see(m) $$');
-my $created_at = time;
+settled('vanishing', 'made again by its owner, it is called', 70);
+is_deeply(payloads_seen('vanishing'), ['p'], 'and once');
+is(scalar(log_lines(qr/handler "alice.h_vanishing/)), 2, 'one line that it cannot be called, and one that it can again');
+is(count_of($dbh, "outbox.status() WHERE component LIKE 'handler%' OR component LIKE 'worker:%'"), 0, 'and status() has nothing to say');
+$as{alice}->do("SELECT outbox.unregister_handler('vanishing')");
+$dbh->do('TRUNCATE public.seen');
 
 # --- with whose rights
 {
@@ -208,7 +235,7 @@ Q
 	ok(poll(sub { in_state('fails', 3) == 1 }, 20), 'one that fails is dead in the end');
 	is(in_state('fails', 2), 2, 'the others are done');
 	is_deeply(payloads_seen('fails'), [ 'good', 'good' ], 'what it wrote is undone');
-	is(value($dbh, 'SELECT last_value FROM public.calls'), 5, 'it was called three times');
+	is(value($dbh, 'SELECT last_value FROM public.calls'), 6, 'it was called three times, and once more alone');
 	my $dead = $dbh->selectrow_hashref("SELECT id, attempts, failure_reason, last_error FROM outbox.messages WHERE topic = 'fails' AND status = 3");
 	is($dead->{attempts}, 3, 'at the third attempt');
 	is($dead->{last_error}, "$told $hidden", 'the row has the error');
@@ -369,25 +396,22 @@ Q
 Q
 	enqueue('tricks', 'worker');
 	settled('tricks', 'tricks: in a worker');
-	$dbh->do("SELECT outbox.pause_topic('tricks')");
-	enqueue('tricks', 'by hand');
-	# so that no worker is first: all in one transaction, in a new session
+	# by hand: in a process of its own, and the session that started it is left alone
+	set_up_by_hand('tricks', 'by hand');
 	my $hand = connect_to($node);
 	my $path = value($hand, 'SHOW search_path');
-	$hand->do('BEGIN');
-	$hand->do("SELECT outbox.resume_topic('tricks')");
-	is(value($hand, 'SELECT outbox.run_maintenance()') > 0, 1, 'tricks: by hand');
+	cmp_ok(value($hand, 'SELECT outbox._start_handlers()'), '>=', 1, 'tricks: by hand');
 	is(value($hand, 'SHOW search_path'), $path, 'tricks: the path of the session is what it was');
 	is_deeply([ $hand->selectrow_array('SELECT current_user, session_user') ], [ ($superuser) x 2 ], 'tricks: and so is the user');
-	$hand->do('COMMIT');
 	$hand->do('SELECT now()');
 	$hand->disconnect;
+	by_workers();
 	for my $mode ('worker', 'by hand')
 	{
 		cmp_ok(value($dbh, 'SELECT count(*) FROM mallory.got WHERE mode = ?', $mode), '>=', 16, "tricks: all were tried, $mode");
 	}
 	is_deeply($dbh->selectall_arrayref("SELECT mode, trick, who, session FROM mallory.got WHERE who <> 'mallory'"), [], 'tricks: nobody became superuser');
-	is(count_of($dbh, "mallory.got WHERE mode = 'worker' AND (session <> 'mallory' OR super <> 'off')"), 0, 'tricks: in a worker, not even the session is');
+	is(count_of($dbh, "mallory.got WHERE session <> 'mallory' OR super <> 'off'"), 0, 'tricks: not even the session is');
 	is(value($dbh, "SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'"), 0, 'tricks: nor is the role');
 	is(value($dbh, 'SHOW outbox.allow_superuser_handlers'), 'off', 'tricks: nor may it be');
 }
@@ -405,7 +429,6 @@ Q
 	handler('bob', 'after', 'PERFORM public.see(m);');
 	enqueue('after', 'p');
 	settled('after', 'others go on');
-	is(value($dbh, 'SELECT outbox.run_maintenance()') >= 0, 1, 'by hand');
 	is_deeply(payloads_seen('rise'), ['before'], 'when its role has become superuser, it is not called');
 	$dbh->do('ALTER ROLE alice NOSUPERUSER');
 	$as{bob}->do("SELECT outbox.unregister_handler('after')");
@@ -430,6 +453,166 @@ Q
 	$dbh->do("SELECT outbox.unregister_handler('super')");
 }
 
+# --- a time limit
+{
+	my $took = sub { return value($dbh, "SELECT last_error FROM outbox.messages WHERE topic = ? AND payload = 'bad'", $_[0]) };
+
+	policy($_, 2) for qw(slow stubborn);
+	handler('alice', 'slow', "IF m.payload = 'bad' THEN PERFORM pg_sleep(600); END IF; PERFORM public.see(m);", timeout => "'0.4 s'");
+	enqueue('slow', 'a', 'bad', 'b');
+	settled('slow', 'one that takes too long: all come to an end');
+	is_deeply([ in_state('slow', 3), $took->('slow') ], [ 1, 'cancelled after 400 ms' ], 'one that takes too long is dead');
+	is_deeply(payloads_seen('slow'), [ 'a', 'b' ], 'one that takes too long: the others are done, once');
+	is(scalar(log_lines(qr/handler "alice.h_slow.* has failed for message \d+, attempt \d, SQLSTATE 57014/)), 2, 'one that takes too long: each attempt is logged, and is one call');
+	handler('bob', 'stubborn', "IF m.payload = 'bad' THEN LOOP BEGIN PERFORM pg_sleep(600); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END IF; PERFORM public.see(m);", timeout => "'0.3 s'", lease_seconds => 1);
+	enqueue('stubborn', 'a', 'bad', 'b');
+	settled('stubborn', 'one that will not be cancelled: all come to an end', 60);
+	is(in_state('stubborn', 3), 1, 'one that will not be cancelled: it is dead, its process was ended');
+	is_deeply([ sort @{ payloads_seen('stubborn') } ], [ 'a', 'b' ], 'one that will not be cancelled: the others are done, once');
+	is(value($dbh, 'SHOW outbox.handler_timeout'), '1min', 'the limit of others');
+	is_state($as{alice}, "SELECT outbox.register_handler('new', 'public.see(outbox.message)', timeout => '$_')", '22023', "a limit of $_")
+	  for '0', '-1 s', '25 hours', '1 month';
+}
+
+# --- handlers of one transaction are in each other's way
+{
+	policy('temp', 2);
+	handler('alice', 'temp', 'CREATE TEMP TABLE work ON COMMIT DROP AS SELECT m.payload; PERFORM public.see(m);');
+	enqueue('temp', 1 .. 60);
+	settled('temp', 'those that fail beside others are tried alone');
+	is_deeply([ in_state('temp', 2), in_state('temp', 3) ], [ 60, 0 ], 'so all are done');
+	is(value($dbh, "SELECT max(attempts) FROM outbox.messages WHERE topic = 'temp'"), 1, 'in one attempt');
+}
+
+# --- what a crash has left behind
+{
+	handler('bob', 'left', 'PERFORM public.see(m);', batch_size => 400);
+	$dbh->do("SELECT outbox.pause_topic('left')");
+	enqueue('left', 1 .. 400);
+	$dbh->do("UPDATE outbox.queue SET attempts = 1 WHERE topic = 'left'");
+	my $updates = sub { $dbh->do('SELECT pg_stat_force_next_flush()'); value($dbh, "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'queue'") };
+	my $before = $updates->();
+	my $start = time;
+	$dbh->do("SELECT outbox.resume_topic('left')");
+	settled('left', 'what a crash has left behind is handled', 60);
+	note(sprintf('400 messages that a crash has left: %.1f s', time - $start));
+	is(scalar @{ payloads_seen('left') }, 400, 'once each');
+	ok(poll(sub { !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'the worker has left, and told the statistics');
+	cmp_ok($updates->() - $before, '<=', 6 * 400, 'in linear time');
+}
+
+# --- steps of joins: no deadlock with a plain ack, nor does it wait for a batch
+{
+	handler('alice', 'step', 'PERFORM public.see(m); PERFORM pg_sleep(0.15);');
+	my @joins = map { value($dbh, 'SELECT outbox.start_join(?, 2)', "j$_") } 1 .. 6;
+	$dbh->do("SELECT outbox.enqueue_step(?, 'mine too', 'p')", undef, $_) for @joins;
+	my @ids = map { $_->[0] } $dbh->selectall_array("SELECT id FROM outbox.claim('$anna', 600, topics => '{mine too}')");
+	$dbh->do('BEGIN');
+	$dbh->do("SELECT outbox.enqueue_step(?, 'step', 'p')", undef, $_) for reverse @joins;
+	$dbh->do('COMMIT');
+	ok(poll(sub { count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker' AND wait_event = 'PgSleep'") }, 20), 'a handler is at work on steps of joins');
+	sleep 0.3;	# so that it has one behind it
+	my $start = time;
+	is(value($dbh, "SELECT outbox.ack('$anna', ?::bigint[])", \@ids), 6, 'an ack of the other steps');
+	cmp_ok(time - $start, '<', 0.5, 'it does not wait for the batch');
+	ok(poll(sub { count_of($dbh, "outbox.joins WHERE grouping_key LIKE 'j_' AND status = 1") == 6 }, 20), 'all joins are completed');
+	is(scalar @{ payloads_seen('step') }, 6, 'each handler was called once');
+	is_deeply([ log_lines(qr/deadlock/) ], [], 'there was no deadlock');
+}
+
+# --- bound to a function and a role, not to their names
+{
+	my $problem = sub { return value($dbh, "SELECT detail FROM outbox.status() WHERE component = 'handler of default/$_[0]'") };
+
+	# the function passes to another owner
+	$dbh->do('CREATE SCHEMA shared; GRANT ALL ON SCHEMA shared TO alice, mallory');
+	$as{alice}->do('CREATE FUNCTION shared.h(m outbox.message) RETURNS void LANGUAGE sql AS $$ SELECT public.see(m) $$');
+	$as{alice}->do("SELECT outbox.register_handler('passed', 'shared.h(outbox.message)')");
+	$as{alice}->do('DROP FUNCTION shared.h');
+	$as{mallory}->do('CREATE FUNCTION shared.h(m outbox.message) RETURNS void LANGUAGE sql AS $$ SELECT public.see(m) $$');
+	enqueue('passed', 'p');
+	ok(poll(sub { log_lines(qr/WARNING:  handler "shared.h.* cannot be called: it has a function that belongs to another owner now/) }, 20), 'a function of another owner: a warning');
+	like($problem->('passed'), qr/belongs to another owner now/, 'a function of another owner: status()');
+	is_deeply(payloads_seen('passed'), [], 'a function of another owner: it is not called');
+	is(in_state('passed', 0), 1, 'a function of another owner: the message waits');
+	$as{alice}->do("SELECT outbox.unregister_handler('passed')");
+
+	# the role is renamed; dropped, and made anew
+	$dbh->do('CREATE ROLE temp LOGIN; GRANT INSERT ON public.seen TO temp; GRANT USAGE ON SEQUENCE public.seen_n_seq TO temp');
+	$dbh->do("SELECT outbox.grant_worker('temp')");
+	my $temp = connect_to($node, user => 'temp');
+	$temp->do("SELECT outbox.register_handler('renamed', 'public.see(outbox.message)')");
+	$temp->disconnect;
+	$dbh->do('ALTER ROLE temp RENAME TO renamed');
+	enqueue('renamed', 'p');
+	settled('renamed', 'a role that was renamed: its handler is called');
+	is(value($dbh, "SELECT who FROM public.seen WHERE topic = 'default/renamed'"), 'renamed', 'a role that was renamed: it is the same');
+	ok(poll(sub { !count_of($dbh, "pg_stat_activity WHERE usename = 'renamed'") }, 20), 'its worker leaves');
+	$dbh->do('DROP OWNED BY renamed; DROP ROLE renamed; CREATE ROLE temp LOGIN; GRANT INSERT ON public.seen TO temp; CREATE ROLE renamed LOGIN');
+	$dbh->do("SELECT outbox.grant_worker('renamed'), outbox.grant_worker('temp')");
+	enqueue('renamed', 'p');
+	ok(poll(sub { log_lines(qr/of topic "renamed" in database "postgres" cannot be called: it was registered by a role that has been dropped/) }, 20), 'a role of the same name: a warning');
+	is(in_state('renamed', 0), 1, 'a role of the same name: it is another, and the message waits');
+	is_state($as{alice}, "SELECT outbox.unregister_handler('renamed')", '42501', 'nobody else may remove the handler');
+	$dbh->do("SELECT outbox.unregister_handler('renamed')");
+
+	# one that cannot log in; since 17 a worker can connect as it all the same
+	handler('bob', 'login', 'PERFORM public.see(m);');
+	$dbh->do('ALTER ROLE bob NOLOGIN');
+	ok(poll(sub { !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'the workers have left');
+	enqueue('login', 'p');
+	if (value($dbh, 'SHOW server_version_num') < 170000)
+	{
+		ok(poll(sub { log_lines(qr/of topic "login" in database "postgres" cannot be called: it was registered by a role that cannot log in now/) }, 20), 'a role that cannot log in: a warning');
+		like($problem->('login'), qr/registered by bob, was registered by a role that cannot log in now/, 'a role that cannot log in: status()');
+	}
+	$dbh->do('ALTER ROLE bob LOGIN');
+	settled('login', 'a role that can log in again: its handler is called', 70);
+
+	# in a restored database names are looked up, once
+	$dbh->do('CREATE DATABASE restored');
+	my $target = connect_to($node, db => 'restored');
+	$node->command_ok([ 'sh', '-c', "pg_dump -Fc -d '" . $node->connstr('postgres') . "' | pg_restore -d '" . $node->connstr('restored') . "' || true" ], 'a copy is made');
+	ok(poll(sub { count_of($target, "outbox.handlers WHERE topic = 'who' AND home LIKE '%/' || (SELECT oid FROM pg_database WHERE datname = 'restored') || '/%' AND function_oid = 'alice.h_who(outbox.message)'::regprocedure") == 1 }, 20), 'a handler is bound again where it was restored');
+	$target->do("SELECT outbox.enqueue('who', 'restored')");
+	ok(poll(sub { count_of($target, "public.seen WHERE payload = 'restored' AND who = 'alice'") == 1 }, 20), 'and is called');
+	$target->disconnect;
+	$dbh->do('DROP DATABASE restored WITH (FORCE)');
+}
+
+# --- nothing that a handler leaves behind reaches whoever runs handlers by hand
+{
+	$as{mallory}->do(<<'Q');
+CREATE FUNCTION mallory.evil(v text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM mallory.note('evil', 'domain');
+    RETURN true;
+END $$;
+Q
+	handler('mallory', 'plants', 'CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (mallory.evil(VALUE)); GRANT USAGE ON TYPE pg_temp.text TO PUBLIC; PERFORM public.see(m);');
+	set_up_by_hand('plants', 'p');
+	my $hand = connect_to($node);
+	is(value($hand, 'SELECT outbox.run_maintenance()') >= 0 && in_state('plants', 0), 1, 'run_maintenance runs no handlers');
+	cmp_ok(value($hand, 'SELECT outbox._start_handlers()'), '>=', 1, 'handlers are run by hand');
+	is_deeply(payloads_seen('plants'), ['p'], 'one that plants something');
+	is(value($hand, q{SELECT 'x'::text}), 'x', 'the session goes on');
+	is_deeply($dbh->selectall_arrayref("SELECT who, super FROM mallory.got WHERE mode = 'evil' AND who <> 'mallory'"), [], 'and meets nothing of it');
+	$hand->disconnect;
+	by_workers();
+}
+
+# --- calls are logged, at outbox.log_level
+{
+	$dbh->do("ALTER SYSTEM SET outbox.log_level = log");
+	$node->reload;
+	enqueue('who', 'logged');
+	settled('who', 'a handler is called');
+	my $id = value($dbh, "SELECT id FROM outbox.messages WHERE topic = 'who' AND payload = 'logged'");
+	is(scalar(log_lines(qr/LOG:  outbox handler: "alice.h_who\(outbox.message\)" in database "postgres", topic "who", message $id, attempt 1/)), 1, 'OBX-104, OBX-107 a call is logged with topic, message and database');
+	$dbh->do('ALTER SYSTEM RESET outbox.log_level');
+	$node->reload;
+}
+
 # --- it takes its server process down, or all of them
 {
 	policy($_, 2) for qw(kills crashes);
@@ -449,12 +632,6 @@ Q
 	is_deeply(payloads_seen('crashes'), ['good'], 'one that takes the server down: what it wrote is undone');
 	is(scalar(log_lines(qr/terminated by signal 9/)), 2, 'one that takes the server down: as often');
 }
-
-# --- the one that had vanished
-settled('vanishing', 'a function that was gone is called when it is there again', 45);
-note(sprintf('that took %.0f s', time - $created_at));
-is_deeply(payloads_seen('vanishing'), ['p'], 'and once');
-cmp_ok(scalar(log_lines(qr/handler "alice.h_vanishing/)), '<=', 3, 'it is not complained of again and again');
 
 is_deeply([ log_lines(qr/ XX000 |PANIC|TRAP/) ], [], 'no internal errors');
 ok(poll(sub { !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'in the end, all workers leave');
