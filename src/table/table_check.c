@@ -196,7 +196,8 @@ static const ColumnShape doubts_columns[] = {
 
 static const ColumnShape handlers_columns[] = {
 	{TEXTOID, true}, {TEXTOID, true}, {TEXTOID, true}, {NAMEOID, true},
-	{INT4OID, true}, {INT4OID, true}
+	{INT4OID, true}, {INT4OID, true}, {INT4OID, false}, {NAMEOID, true},
+	{OIDOID, true}, {OIDOID, true}, {OIDOID, true}, {TEXTOID, true}
 };
 
 static const CheckShape handlers_checks[] = {
@@ -208,6 +209,7 @@ static const CheckShape handlers_checks[] = {
 	{
 		"outbox_handlers_limits",
 		"batch_size BETWEEN 1 AND 10000 AND lease_seconds BETWEEN 1 AND 86400"
+		" AND timeout_ms BETWEEN 1 AND 86400000"
 	},
 };
 
