@@ -24,7 +24,7 @@
 #include "core/enqueue.h"
 #include "core/receptor.h"
 #include "outbox.h"
-#include "queue/handler.h"
+#include "queue/handler_bind.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 
