@@ -9,7 +9,9 @@
 # part of the test. Now and then, and in the end, with transactions still open and
 # without, a claim must find what one does that remembers nothing.
 #
-# A seed can be given in OUTBOX_SEED, the length in OUTBOX_STEPS.
+# This is done with many seeds, in each of several modes. OUTBOX_SEEDS says how
+# many in all, OUTBOX_STEPS how many steps are made with each; OUTBOX_SEED gives
+# the first, from which the others are counted on.
 
 use strict;
 use warnings;
@@ -18,8 +20,10 @@ use lib $FindBin::RealBin;
 use OutboxTest;
 use Test::More;
 
-my $seed = $ENV{OUTBOX_SEED} // int(rand(1_000_000));
-my $steps = $ENV{OUTBOX_STEPS} // 1200;
+my $first_seed = $ENV{OUTBOX_SEED} || int(rand(1_000_000));
+my $nmodes = 8;
+my $seeds = int((($ENV{OUTBOX_SEEDS} || 32 * scale()) + $nmodes - 1) / $nmodes);
+my $steps = $ENV{OUTBOX_STEPS} || 300;
 my $nsessions = 6;
 my @streams = map { "51515151-0000-4000-8000-00000000000$_" } 1 .. 3;
 my @tenants = map { "52525252-0000-4000-8000-00000000000$_" } 1 .. 2;
@@ -328,9 +332,9 @@ sub check
 	return @wrong;
 }
 
-sub run
+sub run_seed
 {
-	my ($name, %how) = @_;
+	my ($name, $seed, %how) = @_;
 	my @wrong;
 
 	%mode = (streams => 1, settings => [], crashes => 0, restarts => 0, open => [], %how);
@@ -371,11 +375,19 @@ sub run
 		last if @wrong;
 	}
 	is_deeply(\@wrong, [], "$name, seed $seed");
-	nothing_stranded($admin, "$name, with open transactions");
+	nothing_stranded($admin, "$name, seed $seed, with open transactions");
 	end_all();
-	nothing_stranded($admin, "$name, without");
+	nothing_stranded($admin, "$name, seed $seed, without");
 	$_->{dbh}->disconnect for @sessions;
 	$admin->disconnect;
+	return;
+}
+
+sub run
+{
+	my ($name, %how) = @_;
+
+	run_seed($name, $_, %how) for $first_seed .. $first_seed + $seeds - 1;
 	return;
 }
 
@@ -384,8 +396,8 @@ run('messages with streams');
 run('without the cursor', settings => ['SET outbox.use_cursor = off']);
 run('one of them without the cursor', open => [ sub { my ($node, %options) = @_; connect_to($node, settings => [ @{ $options{settings} }, 'SET outbox.use_cursor = off' ]) } ]);
 run('written by SQL', settings => ['SET outbox.use_direct = off']);
-run('with crashes', crashes => 4);
-run('with restarts', restarts => 4);
+run('with crashes', crashes => 2);
+run('with restarts', restarts => 1);
 check_indexes($node);
 $node->stop;
 
@@ -393,7 +405,7 @@ $node->stop;
 # the memory that others have
 $node = new_node('alone', preload => 0, conf => 'dynamic_shared_memory_type = mmap');
 run('one of them without shared memory', open => [ \&without_memory ]);
-cmp_ok($nchecks, '>=', $steps / 5 * 8 - 8, 'as often as intended');
+cmp_ok($nchecks, '>=', $seeds * $nmodes * int($steps / 5), 'as often as intended');
 check_indexes($node);
 $node->stop;
 done_testing();
