@@ -447,6 +447,9 @@ outbox_stream_is_free_behind(OutboxStreamScan *scan, TupleTableSlot *message,
 	{
 		LineState	state = line_state(scan);
 
+		/* the version that an uncommitted one replaces is there as well */
+		if (TransactionIdIsValid(scan->snapshot.xmin) && state == LINE_CHANGING)
+			continue;
 		if (state == LINE_CHANGING && row_is_leased(scan->slot))
 		{
 			*writer = outbox_row_writer(&scan->snapshot);
@@ -555,10 +558,13 @@ all_before_is_held(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 	seek(scan, stream, low, seq, BackwardScanDirection);
 	while (next_row(scan))
 	{
-		if (line_state(scan) == LINE_ARRIVING)
+		/*
+		 * uncommitted; of one that is being changed, it matters how it was
+		 * before
+		 */
+		if (TransactionIdIsValid(scan->snapshot.xmin))
 			continue;
 		check->first = false;
-		/* of one that is being changed this is how it was before */
 		if (row_is_in_the_way(scan->slot, check))
 			return false;
 	}
