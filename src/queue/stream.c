@@ -75,6 +75,13 @@ typedef enum LineState
 	LINE_ARRIVING				/* another transaction has inserted it */
 } LineState;
 
+/* So many entries of what is gone are worth remembering that they can be passed. */
+#ifdef OUTBOX_TINY
+#define GAP_WORTH 1
+#else
+#define GAP_WORTH 16
+#endif
+
 /* Whether a walk has to know of a row. */
 typedef bool (*RowTest) (TupleTableSlot *row, void *arg);
 
@@ -102,12 +109,9 @@ outbox_stream_scan_end(OutboxStreamScan *scan)
 	index_close(scan->index, AccessShareLock);
 }
 
-/* Prepare to walk the places from "from" on and before "before". */
 static void
-seek(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 from, int64 before,
-	 ScanDirection direction)
+rescan(OutboxStreamScan *scan, int64 from, int64 before)
 {
-	scan->stream = *stream;
 	ScanKeyInit(&scan->keys[0], 1, BTEqualStrategyNumber, F_UUID_EQ,
 				UUIDPGetDatum(&scan->stream));
 	ScanKeyInit(&scan->keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE,
@@ -115,23 +119,84 @@ seek(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 from, int64 before,
 	ScanKeyInit(&scan->keys[2], 2, BTLessStrategyNumber, F_INT8LT,
 				Int64GetDatum(before));
 	index_rescan(scan->scan, scan->keys, 3, NULL, 0);
+}
+
+/*
+ * Prepare to walk the places from "from" on and before "before", but for those in
+ * the gap.
+ */
+static void
+seek(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 from, int64 before,
+	 ScanDirection direction, const OutboxStreamGap *gap)
+{
+	bool		forward = ScanDirectionIsForward(direction);
+
+	scan->stream = *stream;
 	scan->direction = direction;
 	scan->ngone = 0;
+	scan->has_rest = false;
+	scan->passed_over = false;
+	if (gap->from < gap->to && from < gap->to && before > gap->from + 1)
+	{
+		if (from <= gap->from && before > gap->to)
+		{
+			scan->has_rest = true;
+			scan->rest_from = forward ? gap->to : from;
+			scan->rest_before = forward ? before : gap->from + 1;
+		}
+		if (from <= gap->from && (forward || before <= gap->to))
+			before = gap->from + 1;
+		else
+			from = gap->to;
+	}
+	rescan(scan, from, before);
+}
+
+/* Go on to the next entry. */
+static bool
+next_entry(OutboxStreamScan *scan)
+{
+	CHECK_FOR_INTERRUPTS();
+	while (index_getnext_tid(scan->scan, scan->direction) == NULL)
+	{
+		if (!scan->has_rest)
+			return false;
+		scan->has_rest = false;
+		rescan(scan, scan->rest_from, scan->rest_before);
+	}
+	scan->scan->xs_heap_continue = false;
+	return true;
 }
 
 /* Go on to the next row, in any version that is not gone for good. */
 static bool
 next_row(OutboxStreamScan *scan)
 {
-	while (index_getnext_tid(scan->scan, scan->direction) != NULL)
+	while (next_entry(scan))
 	{
-		CHECK_FOR_INTERRUPTS();
-		scan->scan->xs_heap_continue = false;
 		if (index_fetch_heap(scan->scan, scan->slot))
 			return true;
 		scan->ngone++;
 	}
 	return false;
+}
+
+/* Prepare to walk what is behind a place in a stream. */
+static void
+seek_behind(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 seq)
+{
+	OutboxStreamTicket ticket;
+
+	outbox_stream_cursor_get(RelationGetRelid(scan->queue->rel), stream, &ticket);
+	seek(scan, stream, seq + 1, PG_INT64_MAX, ForwardScanDirection, &ticket.gap);
+}
+
+/* The first row that is there, of those that the walk comes by. */
+static void
+note_first(OutboxStreamScan *scan, int64 seq)
+{
+	scan->first_seq = seq;
+	scan->ngone_first = scan->passed_over ? 0 : scan->ngone;
 }
 
 static int64
@@ -173,7 +238,8 @@ line_state(OutboxStreamScan *scan)
  */
 static bool
 has_escaped(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
-			int64 seq, RowTest is_of_interest, void *arg)
+			int64 seq, const OutboxStreamGap *gap, RowTest is_of_interest,
+			void *arg)
 {
 	int			ngone = scan->ngone;
 	bool		escaped = false;
@@ -185,16 +251,32 @@ has_escaped(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 	CommandCounterIncrement();
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	scan->scan->xs_snapshot = snapshot;
-	seek(scan, stream, low, seq, BackwardScanDirection);
+	seek(scan, stream, low, seq, BackwardScanDirection, gap);
 	while (!escaped && next_row(scan))
 		escaped = is_of_interest == NULL || is_of_interest(scan->slot, arg);
 	ExecClearTuple(scan->slot);
 	/* before the snapshot goes, the scan must be off its page */
 	scan->scan->xs_snapshot = &scan->snapshot;
-	seek(scan, stream, low, seq, BackwardScanDirection);
+	seek(scan, stream, low, seq, BackwardScanDirection, gap);
 	UnregisterSnapshot(snapshot);
 	scan->ngone = ngone;
 	return escaped;
+}
+
+/*
+ * A walk back from a place has passed many entries that are gone before it came to
+ * a row: if none between has escaped, others can leap over them.
+ */
+static void
+learn_gap(OutboxStreamScan *scan, const pg_uuid_t *stream,
+		  const OutboxStreamTicket *ticket, int64 before)
+{
+	Oid			relid = RelationGetRelid(scan->queue->rel);
+
+	if (scan->ngone_first >= GAP_WORTH && !outbox_lane_has_moved(relid) &&
+		!has_escaped(scan, stream, scan->first_seq + 1, before, &ticket->gap,
+					 NULL, NULL))
+		outbox_stream_cursor_widen(relid, stream, ticket, scan->first_seq, before);
 }
 
 /* The stream of a message, and its place there; false if it has none. */
@@ -234,23 +316,22 @@ entry_seq(OutboxStreamScan *scan)
  * still found.
  */
 static bool
-look_at_last(OutboxStreamScan *scan, OutboxStreamTurn *turn, int64 low,
-			 TransactionId *inserter)
+look_at_last(OutboxStreamScan *scan, OutboxStreamTurn *turn,
+			 const OutboxStreamTicket *ticket, TransactionId *inserter)
 {
 	bool		decided = false;
-	int64		decided_seq = 0;
 
-	seek(scan, &turn->stream, low, PG_INT64_MAX, BackwardScanDirection);
-	while (index_getnext_tid(scan->scan, BackwardScanDirection) != NULL)
+	scan->ngone_first = 0;
+	seek(scan, &turn->stream, ticket->low, PG_INT64_MAX, BackwardScanDirection,
+		 &ticket->gap);
+	while (next_entry(scan))
 	{
 		int64		seq = entry_seq(scan);
 
-		CHECK_FOR_INTERRUPTS();
 		turn->last_seq = Max(turn->last_seq, seq);
 		turn->is_new = false;
-		if (decided && seq != decided_seq)
-			return true;
-		scan->scan->xs_heap_continue = false;
+		if (decided && seq != scan->first_seq)
+			break;
 		if (!index_fetch_heap(scan->scan, scan->slot))
 		{
 			scan->ngone++;
@@ -261,11 +342,15 @@ look_at_last(OutboxStreamScan *scan, OutboxStreamTurn *turn, int64 low,
 			*inserter = outbox_row_writer(&scan->snapshot);
 			return false;
 		}
+		if (!decided)
+			note_first(scan, seq);
 		decided = true;
-		decided_seq = seq;
 	}
 	turn->is_empty = !decided &&
-		!has_escaped(scan, &turn->stream, low, PG_INT64_MAX, NULL, NULL);
+		!has_escaped(scan, &turn->stream, ticket->low, PG_INT64_MAX, &ticket->gap,
+					 NULL, NULL);
+	if (decided)
+		learn_gap(scan, &turn->stream, ticket, turn->last_seq + 1);
 	return true;
 }
 
@@ -294,9 +379,11 @@ outbox_stream_turn_begin(OutboxTable *queue, const pg_uuid_t *stream,
 		outbox_stream_cursor_get(relid, stream, &ticket);
 		turn->last_seq = ticket.low;
 		turn->is_new = ticket.low == PG_INT64_MIN;
+		if (ticket.gap.from < ticket.gap.to)
+			turn->last_seq = Max(turn->last_seq, ticket.gap.to - 1);
 		turn->is_empty = false;
 		outbox_stream_scan_begin(&scan, queue);
-		ours = look_at_last(&scan, turn, ticket.low, &inserter);
+		ours = look_at_last(&scan, turn, &ticket, &inserter);
 		outbox_stream_scan_end(&scan);
 		if (ours)
 			break;
@@ -354,15 +441,19 @@ row_is_not_held(TupleTableSlot *slot, void *arg)
 /* Walk back from a message; what decides is the nearest that is not ours. */
 static void
 walk_before(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
-			int64 seq, Claimant *claimant, OutboxStreamView *view)
+			int64 seq, const OutboxStreamGap *gap, Claimant *claimant,
+			OutboxStreamView *view)
 {
 	view->verdict = OUTBOX_STREAM_CLEAR;
 	view->first = true;
-	seek(scan, stream, low, seq, BackwardScanDirection);
+	scan->ngone_first = 0;
+	seek(scan, stream, low, seq, BackwardScanDirection, gap);
 	while (next_row(scan))
 	{
 		LineState	state = line_state(scan);
 
+		if (view->first)
+			note_first(scan, row_seq(scan->slot));
 		view->first = false;
 		if (state == LINE_LEASED && !row_is_not_held(scan->slot, claimant))
 			continue;
@@ -405,9 +496,12 @@ outbox_stream_look_before(OutboxStreamScan *scan, TupleTableSlot *message,
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		walk_before(scan, &stream, low, seq, &claimant, view);
+		walk_before(scan, &stream, low, seq, &ticket.gap, &claimant, view);
 	} while (view->verdict == OUTBOX_STREAM_CLEAR &&
-			 has_escaped(scan, &stream, low, seq, row_is_not_held, &claimant));
+			 has_escaped(scan, &stream, low, seq, &ticket.gap, row_is_not_held,
+						 &claimant));
+	if (!view->first)
+		learn_gap(scan, &stream, &ticket, seq);
 
 	if (view->verdict == OUTBOX_STREAM_CLEAR && view->first &&
 		scan->ngone > 0 && held_to == PG_INT64_MIN &&
@@ -425,7 +519,7 @@ bool
 outbox_stream_look_behind(OutboxStreamScan *scan, const pg_uuid_t *stream,
 						  int64 seq, TransactionId *writer)
 {
-	seek(scan, stream, seq + 1, PG_INT64_MAX, ForwardScanDirection);
+	seek_behind(scan, stream, seq);
 	if (!next_row(scan))
 		return false;
 	*writer = outbox_row_writer(&scan->snapshot);
@@ -442,7 +536,7 @@ outbox_stream_is_free_behind(OutboxStreamScan *scan, TupleTableSlot *message,
 {
 	pg_uuid_t	stream = *DatumGetUUIDP(outbox_row_get(message, Q_STREAM_ID));
 
-	seek(scan, &stream, row_seq(message) + 1, PG_INT64_MAX, ForwardScanDirection);
+	seek_behind(scan, &stream, row_seq(message));
 	while (next_row(scan))
 	{
 		LineState	state = line_state(scan);
@@ -475,7 +569,7 @@ outbox_stream_revoke_behind(OutboxStreamScan *scan, const pg_uuid_t *stream,
 
 	/* what this call has written may have to be written again */
 	CommandCounterIncrement();
-	seek(scan, stream, seq + 1, PG_INT64_MAX, ForwardScanDirection);
+	seek_behind(scan, stream, seq);
 	while (next_row(scan))
 	{
 		/* the version that we have just written has an entry, too */
@@ -552,10 +646,11 @@ row_is_in_the_way(TupleTableSlot *slot, void *arg)
 
 static bool
 all_before_is_held(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
-				   int64 seq, LeaseCheck *check)
+				   int64 seq, const OutboxStreamGap *gap, LeaseCheck *check)
 {
 	check->first = true;
-	seek(scan, stream, low, seq, BackwardScanDirection);
+	scan->ngone_first = 0;
+	seek(scan, stream, low, seq, BackwardScanDirection, gap);
 	while (next_row(scan))
 	{
 		/*
@@ -563,7 +658,12 @@ all_before_is_held(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 		 * before
 		 */
 		if (TransactionIdIsValid(scan->snapshot.xmin))
+		{
+			scan->passed_over = true;
 			continue;
+		}
+		if (check->first)
+			note_first(scan, row_seq(scan->slot));
 		check->first = false;
 		if (row_is_in_the_way(scan->slot, check))
 			return false;
@@ -594,9 +694,12 @@ outbox_stream_lease_stands(OutboxStreamScan *scan, TupleTableSlot *message,
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!all_before_is_held(scan, &stream, low, seq, &check))
+		if (!all_before_is_held(scan, &stream, low, seq, &ticket.gap, &check))
 			return false;
-	} while (has_escaped(scan, &stream, low, seq, row_is_in_the_way, &check));
+	} while (has_escaped(scan, &stream, low, seq, &ticket.gap, row_is_in_the_way,
+						 &check));
+	if (!check.first)
+		learn_gap(scan, &stream, &ticket, seq);
 	if (check.first && checked_to == PG_INT64_MIN && scan->ngone > 0)
 		outbox_stream_cursor_note(relid, &stream, &ticket, seq);
 	return true;
@@ -614,7 +717,7 @@ outbox_stream_ended(OutboxStreamScan *scan, TupleTableSlot *message)
 	OutboxPlace place;
 	OutboxKey	key;
 
-	seek(scan, &stream, row_seq(message) + 1, PG_INT64_MAX, ForwardScanDirection);
+	seek_behind(scan, &stream, row_seq(message));
 	/* if it is leased, its own end will be reported */
 	if (!next_row(scan) || line_state(scan) == LINE_LEASED)
 		return;

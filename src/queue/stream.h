@@ -24,8 +24,15 @@ typedef struct OutboxStreamScan
 	SnapshotData snapshot;
 	ScanKeyData keys[3];
 	ScanDirection direction;
+	bool		has_rest;		/* behind a gap the walk goes on in these
+								 * places */
+	int64		rest_from;
+	int64		rest_before;
 	pg_uuid_t	stream;			/* at hand */
 	int			ngone;			/* entries passed that are gone */
+	int64		first_seq;		/* of the first row that was there */
+	int			ngone_first;	/* entries passed before it */
+	bool		passed_over;	/* a row was there that does not count */
 	TupleTableSlot *slot;		/* the row at hand */
 } OutboxStreamScan;
 

@@ -6,7 +6,10 @@
  * stream's index backwards, over the entries of all that was finished and cannot
  * be removed yet.  With an old snapshot open these become more with every message.
  * So for streams with a past, shared memory keeps the place below which everything
- * is gone for good, and walks end there.
+ * is gone for good, and walks end there.  Where the first message stays while those
+ * behind it go, as when one owner has it leased for long, there is a gap behind it
+ * in which everything is gone; of one such gap the ends are kept, and walks leap
+ * over it.
  *
  * This is a cache of fixed size, in which a stream replaces another; without an
  * entry a walk is longer, once.  An entry is right because places in a stream
@@ -123,6 +126,7 @@ outbox_stream_cursor_get(Oid relid, const pg_uuid_t *stream,
 	OutboxStreamCursor *cursor;
 
 	ticket->low = PG_INT64_MIN;
+	ticket->gap.from = ticket->gap.to = 0;
 	ticket->valid = false;
 	if (!outbox_use_cursor)
 		return;
@@ -131,9 +135,45 @@ outbox_stream_cursor_get(Oid relid, const pg_uuid_t *stream,
 		return;
 	ticket->valid = true;
 	ticket->version = cursor->version;
-	if (is_of(cursor, relid, stream) && cursor->epoch == outbox_epoch(relid))
+	ticket->epoch = outbox_epoch(relid);
+	if (is_of(cursor, relid, stream) && cursor->epoch == ticket->epoch)
+	{
 		ticket->low = cursor->low;
+		ticket->gap = cursor->gap;
+	}
 	LWLockRelease(lock);
+}
+
+/*
+ * Find the cursor that a walk with this ticket may raise, with its lock held, or
+ * make it of another stream's.  NULL if it must not, because what the walk has
+ * seen may be out of date.
+ */
+static OutboxStreamCursor *
+lock_cursor_to_raise(Oid relid, const pg_uuid_t *stream,
+					 const OutboxStreamTicket *ticket, LWLock **lock)
+{
+	OutboxStreamCursor *cursor;
+
+	cursor = lock_cursor(relid, stream, LW_EXCLUSIVE, lock);
+	if (cursor == NULL)
+		return NULL;
+	if (cursor->version != ticket->version || outbox_epoch(relid) != ticket->epoch)
+	{
+		LWLockRelease(*lock);
+		return NULL;
+	}
+	if (!is_of(cursor, relid, stream) || cursor->epoch != ticket->epoch)
+	{
+		cursor->version += !is_of(cursor, relid, stream);
+		cursor->dbid = MyDatabaseId;
+		cursor->relid = relid;
+		cursor->stream = *stream;
+		cursor->low = PG_INT64_MIN;
+		cursor->gap.from = cursor->gap.to = 0;
+		cursor->epoch = ticket->epoch;
+	}
+	return cursor;
 }
 
 /*
@@ -145,29 +185,35 @@ outbox_stream_cursor_raise(Oid relid, const pg_uuid_t *stream,
 {
 	LWLock	   *lock;
 	OutboxStreamCursor *cursor;
-	uint64		epoch;
 
 	if (!ticket->valid || low <= ticket->low)
 		return;
-	cursor = lock_cursor(relid, stream, LW_EXCLUSIVE, &lock);
+	cursor = lock_cursor_to_raise(relid, stream, ticket, &lock);
 	if (cursor == NULL)
 		return;
-	epoch = outbox_epoch(relid);
-	if (cursor->version == ticket->version)
-	{
-		if (!is_of(cursor, relid, stream))
-		{
-			cursor->dbid = MyDatabaseId;
-			cursor->relid = relid;
-			cursor->stream = *stream;
-			cursor->low = low;
-			cursor->version++;
-		}
-		else if (cursor->epoch != epoch)
-			cursor->low = low;
-		cursor->low = Max(cursor->low, low);
-		cursor->epoch = epoch;
-	}
+	cursor->low = Max(cursor->low, low);
+	LWLockRelease(lock);
+}
+
+/* The walk has found everything between these places gone for good. */
+void
+outbox_stream_cursor_widen(Oid relid, const pg_uuid_t *stream,
+						   const OutboxStreamTicket *ticket, int64 from, int64 to)
+{
+	LWLock	   *lock;
+	OutboxStreamCursor *cursor;
+
+	if (!ticket->valid)
+		return;
+	cursor = lock_cursor_to_raise(relid, stream, ticket, &lock);
+	if (cursor == NULL)
+		return;
+	/* the one behind the first message is worth most */
+	if (cursor->gap.from == from)
+		cursor->gap.to = Max(cursor->gap.to, to);
+	else if (cursor->gap.from >= cursor->gap.to ||
+			 cursor->gap.from < cursor->low || from < cursor->gap.from)
+		cursor->gap = OUTBOX_MAKE(OutboxStreamGap, from, to);
 	LWLockRelease(lock);
 }
 

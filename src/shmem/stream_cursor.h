@@ -12,13 +12,23 @@
 
 #define OUTBOX_STREAM_LOCKS 32
 
-/* Of the stream, everything below "low" is gone for good. */
+/*
+ * Of the stream, everything below "low" is gone for good, and everything between
+ * the two ends of the gap, these not included.  Without a gap both are 0.
+ */
+typedef struct OutboxStreamGap
+{
+	int64		from;
+	int64		to;
+} OutboxStreamGap;
+
 typedef struct OutboxStreamCursor
 {
 	Oid			dbid;
 	Oid			relid;			/* invalid: free */
 	pg_uuid_t	stream;
 	int64		low;
+	OutboxStreamGap gap;
 	uint64		epoch;			/* of the table when it was learnt */
 	uint32		version;		/* changes when it is lowered or another's */
 } OutboxStreamCursor;
@@ -34,6 +44,8 @@ typedef struct OutboxStreamCursors
 typedef struct OutboxStreamTicket
 {
 	int64		low;
+	OutboxStreamGap gap;
+	uint64		epoch;
 	uint32		version;
 	bool		valid;
 } OutboxStreamTicket;
@@ -47,6 +59,9 @@ extern void outbox_stream_cursor_get(Oid relid, const pg_uuid_t *stream,
 extern void outbox_stream_cursor_raise(Oid relid, const pg_uuid_t *stream,
 									   const OutboxStreamTicket *ticket,
 									   int64 low);
+extern void outbox_stream_cursor_widen(Oid relid, const pg_uuid_t *stream,
+									   const OutboxStreamTicket *ticket,
+									   int64 from, int64 to);
 extern void outbox_stream_cursor_forget(Oid relid, const pg_uuid_t *stream);
 extern void outbox_stream_cursor_note(Oid relid, const pg_uuid_t *stream,
 									  const OutboxStreamTicket *ticket,

@@ -299,5 +299,40 @@ $node = new_node('databases', workers => 0, conf => 'fsync = off');
 	is(pages($dbh{$_}, 'SELECT outbox.claim(?)', $anna), 0, "database $_: what is known of it is not forgotten for others") for @databases;
 	$_->disconnect for values %dbh;
 }
+$dbh = connect_to($node);
+empty($dbh);
+
+# --- what was finished behind the head of a stream, which is leased for long
+{
+	my $old = connect_to($node);
+	my $enqueue = "SELECT outbox.enqueue('t', 'p', stream_id => ?)";
+	my $claim = 'SELECT outbox.claim(?, 600, 1)';
+	my %pages;
+
+	$dbh->do("SELECT outbox.enqueue('t', 'head', stream_id => ?)", undef, $stream);
+	$dbh->do($claim, undef, $anna);
+	$old->do('BEGIN ISOLATION LEVEL REPEATABLE READ');
+	count_of($old, 'outbox.queue');
+	for my $round (1 .. 1000)
+	{
+		my $look = $round == 50 || $round == 1000;
+		my $call = sub {
+			my ($what, @call) = @_;
+
+			if ($look) { push @{ $pages{$what} }, pages($dbh, @call) }
+			else { $dbh->do($call[0], undef, @call[ 1 .. $#call ]) }
+		};
+
+		$call->('enqueue', $enqueue, $stream);
+		$call->('claim', $claim, $anna);
+		my $ids = value($dbh, "SELECT array_agg(id) FROM outbox.queue WHERE owner_token = ? AND payload <> 'head'", $anna);
+		$call->('ack', 'SELECT outbox.ack(?, ?)', $anna, $ids);
+	}
+	cmp_ok($pages{$_}[1], '<=', $pages{$_}[0] + 12, "behind the head of a stream, under an old snapshot, $_") for sort keys %pages;
+	$old->do('COMMIT');
+	$old->disconnect;
+}
+
+$dbh->disconnect;
 $node->stop;
 done_testing();

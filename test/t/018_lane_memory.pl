@@ -39,4 +39,37 @@ is($got, 9_999, 'claims over all topics find the rest');
 
 $dbh->disconnect;
 $node->stop;
+
+# --- more topics than there is memory for
+$node = new_node('full', conf => "outbox.lane_memory = 1\nfsync = off");
+$dbh = connect_to($node);
+my $anna = owner(1);
+{
+	my $n = 6000;
+	my @named = map { $_ * 300 } 1 .. 19;
+	my $waiting = connect_to($node);
+
+	$dbh->do("SELECT count(outbox.enqueue('topic' || i, 'p' || i)) FROM generate_series(1, $n) i");
+	$dbh->do('SELECT outbox.claim(?, 60, 1)', undef, $anna);
+	is_deeply([ grep { !value($dbh, "SELECT count(*) FROM outbox.claim(?, 60, 1, namespace => 'default', topics => ?)", $anna, ["topic$_"]) } @named ], [], 'a claim of a topic gets what is in it');
+	$dbh->do('SELECT outbox.release(?)', undef, $anna);
+	my @missed;
+	for my $topic (map { $_ + 1 } @named[ 0 .. 7 ])
+	{
+		begin_call($waiting, "SELECT payload FROM outbox.claim(?, 60, 1, namespace => 'default', topics => ?, wait_ms => 2000)", $anna, ["topic$topic"]);
+		push @missed, $topic if !@{ end_call($waiting)->{rows} };
+	}
+	is_deeply(\@missed, [], 'one that waits, too');
+	$waiting->disconnect;
+
+	# and workers leave a database all the same
+	$dbh->do('CREATE DATABASE other');
+	my $other = connect_to($node, db => 'other');
+	$other->do('CREATE EXTENSION outbox');
+	$other->do("SELECT count(outbox.enqueue('t' || i, 'x')) FROM generate_series(1, 3000) i");
+	$other->disconnect;
+	ok(poll(sub { $dbh->do('DROP DATABASE other'); 1 }, 20), 'a database with many topics can be dropped');
+}
+$dbh->disconnect;
+$node->stop;
 done_testing();
