@@ -112,7 +112,19 @@ INSERT INTO j VALUES ('hand', outbox.start_join('hand', 2));
 SELECT outbox.attach_message_to_join(pg_temp.j('hand'), ('00000000-0000-4000-8000-00000000010' || i)::uuid) FROM generate_series(1, 2) i;
 SELECT outbox.report_step_failed(pg_temp.j('hand'), '00000000-0000-4000-8000-000000000101');
 SELECT outbox.report_step_completed(pg_temp.j('hand'), '00000000-0000-4000-8000-000000000101');
+-- what is not attached is no step
+\set VERBOSITY sqlstate
 SELECT outbox.report_step_completed(pg_temp.j('hand'), '00000000-0000-4000-8000-000000000999');
+SELECT outbox.report_step_failed(pg_temp.j('few'), '00000000-0000-4000-8000-000000000101');
+\set VERBOSITY default
+DO $$
+BEGIN
+    PERFORM outbox.report_step_failed(pg_temp.j('few'), '00000000-0000-4000-8000-000000000101');
+EXCEPTION
+    WHEN undefined_object THEN
+        RAISE WARNING '%', regexp_replace(SQLERRM, 'join ".*"', 'join ...');
+END
+$$;
 SELECT * FROM pg_temp.show('hand');
 SELECT outbox.report_step_completed(pg_temp.j('hand'), '00000000-0000-4000-8000-000000000102');
 SELECT * FROM pg_temp.show('hand');
@@ -149,6 +161,63 @@ SELECT outbox.enqueue('join.wait', 'not json') IS NOT NULL AS ok, outbox.enqueue
        outbox.enqueue('join.wait', '{"joinId": "00000000-0000-4000-8000-000000000001"}') IS NOT NULL AS ok;
 SELECT outbox.process_join_waits();
 SELECT payload, failure_reason FROM outbox.messages WHERE topic = 'join.wait' AND status = 3 ORDER BY id;
+
+-- nor one that is nested too deeply to be read; another one in the same round is evaluated
+INSERT INTO j VALUES ('healthy', outbox.start_join('healthy', 1));
+SELECT outbox.enqueue('join.wait', repeat('[', 200000)) IS NOT NULL AS ok;
+SELECT outbox.enqueue_join_wait(pg_temp.j('healthy'), false, 'jn.healthy', 'x') IS NOT NULL AS filed;
+SELECT outbox.cancel_join(pg_temp.j('healthy'));
+SELECT outbox.enqueue_join_wait(pg_temp.j('healthy'), false, 'jn.healthy', 'x', 'jn.healthy', 'y') IS NOT NULL AS filed;
+SELECT outbox.process_join_waits();
+SELECT left(payload, 3) AS payload, status, failure_reason, last_error FROM outbox.messages WHERE payload LIKE '[[[%';
+SELECT payload FROM outbox.messages WHERE topic = 'jn.healthy';
+-- one that cannot be evaluated for another reason is tried again, as often as any message
+CREATE FUNCTION jn_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.topic = 'jn.refused' THEN
+        RAISE EXCEPTION 'not today';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER jn_refuse BEFORE INSERT ON outbox.queue FOR EACH ROW EXECUTE FUNCTION jn_refuse();
+SELECT outbox.enqueue_join_wait(pg_temp.j('healthy'), false, 'x', 'x', 'jn.refused', 'x') IS NOT NULL AS filed;
+SELECT outbox.enqueue_join_wait(pg_temp.j('healthy'), false, 'x', 'x', 'jn.healthy', 'z') IS NOT NULL AS filed;
+SET outbox.backoff_base = 0;
+SET outbox.max_attempts = 3;
+SELECT outbox.process_join_waits();
+SELECT status, attempts, retry_count, last_error FROM outbox.messages WHERE topic = 'join.wait' AND payload LIKE '%jn.refused%';
+SELECT count(*) FROM outbox.messages WHERE topic = 'jn.healthy' AND payload = 'z';
+SELECT outbox.process_join_waits(), outbox.process_join_waits();
+SELECT status, attempts, retry_count, failure_reason, last_error FROM outbox.messages WHERE topic = 'join.wait' AND payload LIKE '%jn.refused%';
+RESET outbox.max_attempts;
+RESET outbox.backoff_base;
+DROP TRIGGER jn_refuse ON outbox.queue;
+DROP FUNCTION jn_refuse();
+
+-- a wait that has lost its row, or was not woken, is found; one that has ended leaves none
+INSERT INTO j VALUES ('lost', outbox.start_join('lost', 1));
+SELECT count(outbox.enqueue_join_wait(pg_temp.j('lost'), false, 'jn.lost', i::text, namespace => i::text)) FROM generate_series(1, 3) i;
+SELECT outbox.process_join_waits();
+DELETE FROM outbox.join_waits WHERE join_id = pg_temp.j('lost');
+SELECT outbox.reconcile_joins(), outbox.reconcile_joins();
+SELECT outbox.process_join_waits();
+SELECT count(*) FROM outbox.join_waits WHERE join_id = pg_temp.j('lost');
+DELETE FROM outbox.join_waits WHERE join_id = pg_temp.j('lost');
+UPDATE outbox.joins SET completed_steps = 1, status = 1 WHERE join_id = pg_temp.j('lost');
+SELECT outbox.process_join_waits(), outbox.reconcile_joins(), outbox.process_join_waits();
+SELECT namespace, payload FROM outbox.messages WHERE topic = 'jn.lost' ORDER BY 1;
+INSERT INTO j VALUES ('kept', outbox.start_join('kept', 1));
+SELECT outbox.enqueue_join_wait(pg_temp.j('kept'), false, 'jn.kept', 'x') AS w \gset
+SELECT outbox.fail(:a, array_agg(id)) FROM outbox.claim(:a, topics => '{join.wait}');
+SELECT count(*) FROM outbox.join_waits WHERE join_id = pg_temp.j('kept');
+-- it may be brought back
+SELECT outbox.requeue(array_agg(id)) FROM outbox.messages WHERE message_id = :'w';
+SELECT outbox.process_join_waits();
+SELECT count(*) FROM outbox.join_waits WHERE join_id = pg_temp.j('kept');
+SELECT outbox.cancel_join(pg_temp.j('kept')), outbox.process_join_waits();
+
+-- nothing is decided while another session loads a dump: see 016_restore.pl
+SELECT outbox._is_loading();
 
 -- a claim that is rolled back, and a settlement that is
 INSERT INTO j VALUES ('undo', outbox.start_join('undo', 1));

@@ -53,6 +53,7 @@ outbox_status_is_live(Datum status)
 typedef enum OutboxReason
 {
 	OUTBOX_REASON_NONE = 0,
+	OUTBOX_REASON_VALIDATION = 4,
 	OUTBOX_REASON_MAX_ATTEMPTS = 5,
 	OUTBOX_REASON_EXPIRED = 6,
 	OUTBOX_REASON_CANCELLED = 9,

@@ -27,6 +27,7 @@
 #include "shmem/shmem.h"
 #include "table/catalog.h"
 #include "table/columns.h"
+#include "table/loading.h"
 #include "table/probe.h"
 #include "table/table.h"
 #include "table/table_check.h"
@@ -91,6 +92,14 @@ outbox_writes(PG_FUNCTION_ARGS)
 {
 	outbox_begin_call(text_to_cstring(PG_GETARG_TEXT_PP(0)));
 	PG_RETURN_VOID();
+}
+
+/* outbox._is_loading() RETURNS boolean */
+PG_FUNCTION_INFO_V1(outbox_is_loading);
+Datum
+outbox_is_loading(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BOOL(outbox_loading_elsewhere());
 }
 
 /* outbox._uuid7() RETURNS uuid */

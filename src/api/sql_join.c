@@ -13,6 +13,7 @@
 #include "funcapi.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "api/args.h"
@@ -48,8 +49,14 @@ outbox_queue_ended(PG_FUNCTION_ARGS)
 				 errmsg("\"%s\" cannot be a trigger of \"%s\"",
 						"outbox._queue_ended", RelationGetRelationName(rel))));
 	if (ended != NULL)
-		outbox_join_count(ended, NULL);
+		outbox_join_count(ended);
 	return PointerGetDatum(NULL);
+}
+
+static char *
+uuid_text(const pg_uuid_t *uuid)
+{
+	return DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(uuid)));
 }
 
 static Datum
@@ -57,12 +64,20 @@ report_step(FunctionCallInfo fcinfo, OutboxStatus status)
 {
 	const pg_uuid_t *join_id = outbox_arg_uuid(fcinfo, 0, "join_id");
 	const pg_uuid_t *message_id = outbox_arg_uuid(fcinfo, 1, "message_id");
-	OutboxEndedList ended;
+	OutboxJoinCount join;
+	TransactionId writer;
 
-	memset(&ended, 0, sizeof(ended));
-	outbox_ended_add(&ended, message_id, status);
-	outbox_join_require(join_id);
-	outbox_join_count(&ended, join_id);
+	if (!outbox_join_look(join_id, &join, &writer))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("join \"%s\" does not exist", uuid_text(join_id))));
+	if (!outbox_join_report(join_id, message_id, status))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("message \"%s\" is not a step of join \"%s\"",
+						uuid_text(message_id), uuid_text(join_id)),
+				 errhint("Attach it first, with outbox.attach_message_to_join(). "
+						 "Any UUID can be attached, also of a step that is no message.")));
 	PG_RETURN_VOID();
 }
 
@@ -91,16 +106,60 @@ outbox_report_step_failed(PG_FUNCTION_ARGS)
 }
 
 /*
- * outbox._wake_waits(join_id uuid) RETURNS void
- *		Have the waits of a join evaluated.
+ * outbox._wake_waits(join_id uuid) RETURNS boolean
+ *		Have the waits of a join evaluated; false if one of them is locked.
  */
 PG_FUNCTION_INFO_V1(outbox_wake_waits);
 Datum
 outbox_wake_waits(PG_FUNCTION_ARGS)
 {
 	CommandCounterIncrement();
-	outbox_join_wake(PG_GETARG_UUID_P(0));
-	PG_RETURN_VOID();
+	PG_RETURN_BOOL(outbox_join_wake(PG_GETARG_UUID_P(0)));
+}
+
+/*
+ * outbox._wake_wait(message_id uuid) RETURNS boolean
+ *		Have one wait evaluated; false if it is locked.
+ */
+PG_FUNCTION_INFO_V1(outbox_wake_wait);
+Datum
+outbox_wake_wait(PG_FUNCTION_ARGS)
+{
+	CommandCounterIncrement();
+	PG_RETURN_BOOL(outbox_join_wake_wait(PG_GETARG_UUID_P(0)));
+}
+
+/*
+ * outbox._look_at_join(join_id uuid, OUT status smallint, OUT failed_steps int,
+ *						OUT writer xid)
+ *		A join as it is now, whatever the snapshot; status is null if it is not
+ *		there.  writer is the transaction that is changing it.
+ */
+PG_FUNCTION_INFO_V1(outbox_look_at_join);
+Datum
+outbox_look_at_join(PG_FUNCTION_ARGS)
+{
+	TupleDesc	desc;
+	Datum		values[3];
+	bool		isnull[3] = {true, true, true};
+	OutboxJoinCount join;
+	TransactionId writer;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	CommandCounterIncrement();
+	if (outbox_join_look(PG_GETARG_UUID_P(0), &join, &writer))
+	{
+		values[0] = Int16GetDatum(join.status);
+		values[1] = Int32GetDatum(join.failed);
+		isnull[0] = isnull[1] = false;
+	}
+	if (TransactionIdIsValid(writer))
+	{
+		values[2] = TransactionIdGetDatum(writer);
+		isnull[2] = false;
+	}
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, isnull)));
 }
 
 /*
@@ -143,25 +202,60 @@ outbox_put_back(PG_FUNCTION_ARGS)
 }
 
 /*
+ * Settle the lease of a wait.  Others of this call may have locked joins, so if
+ * the wait is itself a step of one, that one is not waited for.
+ */
+static void
+settle_wait(FunctionCallInfo fcinfo, OutboxSettlement what, OutboxReason reason)
+{
+	OutboxLeaseRef lease = {.id = PG_GETARG_INT64(1),.attempts = -1};
+	OutboxSettle settle = {
+		.store = outbox_store(OUTBOX_QUEUE),
+		.what = what,
+		.owner = *PG_GETARG_UUID_P(0),
+		.nleases = 1,
+		.leases = &lease,
+		.must_not_wait = true,
+		.error = PG_NARGS() > 2 ? PG_GETARG_TEXT_PP(2) : NULL,
+		.reason = reason
+	};
+
+	(void) outbox_settle(&settle);
+}
+
+/*
  * outbox._ack_wait(owner_token uuid, id bigint) RETURNS void
- *		A wait is over.  The caller has locked its join, so if the wait is
- *		itself a step of another, that one is not waited for.
+ *		A wait is over.
  */
 PG_FUNCTION_INFO_V1(outbox_ack_wait);
 Datum
 outbox_ack_wait(PG_FUNCTION_ARGS)
 {
-	OutboxLeaseRef lease = {.id = PG_GETARG_INT64(1),.attempts = -1};
-	OutboxSettle settle = {
-		.store = outbox_store(OUTBOX_QUEUE),
-		.what = OUTBOX_ACK,
-		.owner = *PG_GETARG_UUID_P(0),
-		.nleases = 1,
-		.leases = &lease,
-		.must_not_wait = true
-	};
+	settle_wait(fcinfo, OUTBOX_ACK, OUTBOX_REASON_NONE);
+	PG_RETURN_VOID();
+}
 
-	(void) outbox_settle(&settle);
+/*
+ * outbox._nack_wait(owner_token uuid, id bigint, error text) RETURNS void
+ *		A wait could not be evaluated, and is tried again later.
+ */
+PG_FUNCTION_INFO_V1(outbox_nack_wait);
+Datum
+outbox_nack_wait(PG_FUNCTION_ARGS)
+{
+	settle_wait(fcinfo, OUTBOX_NACK, OUTBOX_REASON_UNKNOWN);
+	PG_RETURN_VOID();
+}
+
+/*
+ * outbox._fail_wait(owner_token uuid, id bigint, error text) RETURNS void
+ *		A wait makes no sense.
+ */
+PG_FUNCTION_INFO_V1(outbox_fail_wait);
+Datum
+outbox_fail_wait(PG_FUNCTION_ARGS)
+{
+	settle_wait(fcinfo, OUTBOX_FAIL, OUTBOX_REASON_VALIDATION);
 	PG_RETURN_VOID();
 }
 
@@ -198,7 +292,8 @@ outbox_message_end(PG_FUNCTION_ARGS)
 
 /*
  * outbox._in_progress(xid) RETURNS boolean
- *		Is this a transaction that has not ended?
+ *		Is this a transaction that has not ended, or of which this snapshot does
+ *		not show what it has done?
  */
 PG_FUNCTION_INFO_V1(outbox_in_progress);
 Datum
@@ -206,8 +301,13 @@ outbox_in_progress(PG_FUNCTION_ARGS)
 {
 	TransactionId xid = PG_GETARG_TRANSACTIONID(0);
 
-	PG_RETURN_BOOL(!TransactionIdIsCurrentTransactionId(xid) &&
-				   !outbox_xact_has_ended(xid));
+	if (TransactionIdIsCurrentTransactionId(xid))
+		PG_RETURN_BOOL(false);
+	if (!outbox_xact_has_ended(xid))
+		PG_RETURN_BOOL(true);
+	PG_RETURN_BOOL(IsolationUsesXactSnapshot() &&
+				   TransactionIdPrecedes(xid, ReadNextTransactionId()) &&
+				   XidInMVCCSnapshot(xid, GetActiveSnapshot()));
 }
 
 /*

@@ -15,6 +15,7 @@
 #include "commands/sequence.h"
 #include "commands/trigger.h"
 #include "fmgr.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
@@ -32,8 +33,10 @@
 #include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/columns.h"
+#include "table/loading.h"
 #include "table/probe.h"
 #include "table/table.h"
+#include "table/table_sql.h"
 #include "util/hash.h"
 #include "util/uuid.h"
 
@@ -280,6 +283,31 @@ correct_row(TriggerData *trigger, HeapTuple tuple, Datum *values, bool *isnull)
 }
 
 /*
+ * Plain SQL inserts what is usually inserted by functions only: it comes from a
+ * dump, unless it is one of these functions that does so, by SQL.
+ */
+static void
+note_loading(void)
+{
+	if (!outbox_sql_is_running() && !InLocalUserIdChange())
+		outbox_loading_note();
+}
+
+/*
+ * outbox._loads() RETURNS trigger
+ *		Before rows are inserted by SQL into a table that is not for users.
+ */
+PG_FUNCTION_INFO_V1(outbox_loads);
+Datum
+outbox_loads(PG_FUNCTION_ARGS)
+{
+	(void) get_trigger_data(fcinfo, "outbox._loads",
+							TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_INSERT);
+	note_loading();
+	return PointerGetDatum(NULL);
+}
+
+/*
  * outbox._queue_written() RETURNS trigger
  *		Before a row of a live table is inserted or updated by plain SQL.  In the
  *		queue, what is inserted becomes what enqueue() with the same values would
@@ -306,6 +334,8 @@ outbox_queue_written(PG_FUNCTION_ARGS)
 	if (!update && isnull[Q_ID - 1] &&
 		RelationGetRelid(trigger->tg_relation) == outbox_store(OUTBOX_QUEUE)->table)
 		return PointerGetDatum(make_inserted(trigger, values, isnull));
+	if (!update)
+		note_loading();
 	return PointerGetDatum(correct_row(trigger, tuple, values, isnull));
 }
 

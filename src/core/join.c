@@ -12,14 +12,16 @@
  * never changes again; so whatever is told twice, or out of order, is counted
  * once.
  *
- * Three things cannot be done at once, and are left to whoever evaluates waits
+ * Some things cannot be done at once, and are left to whoever evaluates waits
  * (sql/waits.sql), as a row in outbox.join_doubts:
  *
- *	- a message ends while another transaction, not yet committed, makes it a
- *	  member: the outcome is left, to be counted when that one has ended;
- *	- a claim buries a message, or a wait is acknowledged, and the member or
- *	  its join is locked: these two must not wait, so it is left, to be counted
+ *	- a message ends, or a step is reported by hand, while another transaction,
+ *	  not yet committed, makes it a member: the outcome is left, to be counted
+ *	  when that one has ended;
+ *	- a claim or a reap buries a message, or a wait ends, and the member or its
+ *	  join is locked: none of these may wait, so it is left, to be counted
  *	  later;
+ *	- a join is not committed yet when one of its members ends;
  *	- a wait that is to be woken is locked: it is left, to be woken later.
  *
  * The attaching side looks at the message after it has inserted the member,
@@ -44,7 +46,6 @@
 #include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/columns.h"
-#include "table/keylock.h"
 #include "table/probe.h"
 #include "table/table.h"
 #include "util/grow.h"
@@ -92,7 +93,8 @@ enum
 	JD_JOIN_ID,
 	JD_MESSAGE_ID,
 	JD_STATUS,
-	JD_NATTS = JD_STATUS
+	JD_MISSED_AT,
+	JD_NATTS = JD_MISSED_AT
 };
 
 /* A member that has got its outcome in this call. */
@@ -108,6 +110,7 @@ typedef struct Counter
 {
 	const OutboxEndedList *ended;
 	const pg_uuid_t *only_join; /* or NULL */
+	bool		attached;		/* the message last marked has such members */
 	TimestampTz now;
 	int			nsteps;
 	int			max_steps;
@@ -185,20 +188,24 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 	bool		doubted = false;
 
 	Assert(message->status == OUTBOX_DONE || message->status == OUTBOX_DEAD);
+	counter->attached = false;
 	outcome = message->status == OUTBOX_DONE ? OUTBOX_JOIN_COMPLETED :
 		OUTBOX_JOIN_FAILED;
 	outbox_probe_seek(probe, UUIDPGetDatum(&message->message_id));
 	while (outbox_probe_next(probe, slot, &writer))
 	{
-		if (!is_wanted(counter, slot) ||
-			DatumGetInt16(outbox_row_get(slot, JM_STATUS)) != OUTBOX_JOIN_PENDING)
+		if (!is_wanted(counter, slot))
+			continue;
+		counter->attached = true;
+		if (DatumGetInt16(outbox_row_get(slot, JM_STATUS)) != OUTBOX_JOIN_PENDING)
 			continue;
 		if (TransactionIdIsValid(probe->snapshot.xmin))
 		{
 			/* it is becoming a member; a changed one is seen as it was, too */
 			if (!outbox_row_is_update(slot) && !doubted)
 			{
-				leave_join_doubt(writer, NULL, &message->message_id, message->status);
+				leave_join_doubt(writer, counter->only_join,
+								 &message->message_id, message->status);
 				doubted = true;
 			}
 			continue;
@@ -214,7 +221,8 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 				break;
 			case OUTBOX_ROW_LOCKED:
 				/* whoever it is reports the same message by hand */
-				leave_join_doubt(writer, NULL, &message->message_id, message->status);
+				leave_join_doubt(writer, counter->only_join,
+								 &message->message_id, message->status);
 				break;
 			case OUTBOX_ROW_GONE:
 				return false;
@@ -309,20 +317,26 @@ outbox_join_add(OutboxJoinCount *count, int completed, int failed)
 	return completed + failed;
 }
 
+static void
+read_count(TupleTableSlot *join, OutboxJoinCount *count)
+{
+	count->expected = DatumGetInt32(outbox_row_get(join, J_EXPECTED_STEPS));
+	count->completed = DatumGetInt32(outbox_row_get(join, J_COMPLETED_STEPS));
+	count->failed = DatumGetInt32(outbox_row_get(join, J_FAILED_STEPS));
+	count->status = DatumGetInt16(outbox_row_get(join, J_STATUS));
+}
+
 /* Make the next version of a join; false if it must not change any more. */
 static bool
 count_steps(Counter *counter, TupleTableSlot *join, TupleTableSlot *row,
 			const Step *steps, int nsteps)
 {
-	OutboxJoinCount count = {
-		.expected = DatumGetInt32(outbox_row_get(join, J_EXPECTED_STEPS)),
-		.completed = DatumGetInt32(outbox_row_get(join, J_COMPLETED_STEPS)),
-		.failed = DatumGetInt32(outbox_row_get(join, J_FAILED_STEPS)),
-		.status = DatumGetInt16(outbox_row_get(join, J_STATUS))
-	};
-	int			room = count.expected - count.completed - count.failed;
+	OutboxJoinCount count;
+	int			room;
 	int			failed = 0;
 
+	read_count(join, &count);
+	room = count.expected - count.completed - count.failed;
 	if (count.status != OUTBOX_JOIN_PENDING)
 		return false;
 	/* of more steps than expected, the first to end count */
@@ -349,7 +363,10 @@ log_complete(TupleTableSlot *row)
 				   DatumGetInt32(outbox_row_get(row, J_FAILED_STEPS)));
 }
 
-/* Add the steps of one join to it. */
+/*
+ * Add the steps of one join to it.  One that has ended never changes again, so
+ * whoever is deleting it is not waited for.
+ */
 static void
 change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
 			TupleTableSlot *slot, TupleTableSlot *row,
@@ -363,20 +380,15 @@ change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
 		TransactionId blocker = InvalidTransactionId;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!outbox_probe(probe, UUIDPGetDatum(join_id), slot, &blocker) ||
-			!count_steps(counter, slot, row, steps, nsteps))
+		if (!outbox_probe(probe, UUIDPGetDatum(join_id), slot, &blocker))
 		{
-			/* somebody who may yet roll back has completed or deleted it? */
-			if (!TransactionIdIsValid(blocker))
-				return;
-			if (!counter->ended->must_not_wait)
-			{
-				outbox_xact_wait(blocker);
-				continue;
-			}
-			result = OUTBOX_ROW_LOCKED;
-			break;
+			/* deleted; or not committed yet, by plain SQL */
+			if (TransactionIdIsValid(blocker))
+				leave_join_doubt(blocker, join_id, NULL, OUTBOX_READY);
+			return;
 		}
+		if (!count_steps(counter, slot, row, steps, nsteps))
+			return;
 		result = outbox_table_update(joins, slot, row,
 									 !counter->ended->must_not_wait, &blocker);
 	}
@@ -462,47 +474,122 @@ wake_wait(OutboxTable *queue, OutboxProbe *probe, TupleTableSlot *slot,
 	return true;
 }
 
-/* A join is complete, or cancelled: have its waits evaluated. */
-void
+/* The wait that is this message. */
+typedef struct WaitScan
+{
+	OutboxTable queue;
+	OutboxProbe probe;
+	TupleTableSlot *slot;
+	TupleTableSlot *row;
+} WaitScan;
+
+static void
+wait_scan_begin(WaitScan *scan)
+{
+	const OutboxStore *store = outbox_store(OUTBOX_QUEUE);
+
+	outbox_store_open(&scan->queue, store);
+	outbox_probe_begin(&scan->probe, &scan->queue, store->message_id);
+	scan->slot = outbox_table_slot(&scan->queue);
+	scan->row = outbox_table_new_row(&scan->queue);
+}
+
+static void
+wait_scan_end(WaitScan *scan)
+{
+	ExecDropSingleTupleTableSlot(scan->row);
+	ExecDropSingleTupleTableSlot(scan->slot);
+	outbox_probe_end(&scan->probe);
+	outbox_table_close(&scan->queue);
+}
+
+/*
+ * A join has ended: have its waits evaluated.  False if one of them is locked,
+ * and was left to a doubt.
+ */
+bool
 outbox_join_wake(const pg_uuid_t *join_id)
 {
 	const OutboxCatalog *catalog = outbox_catalog();
-	const OutboxStore *store = outbox_store(OUTBOX_QUEUE);
 	OutboxTable waits;
-	OutboxTable queue;
 	OutboxProbe waits_probe;
-	OutboxProbe queue_probe;
+	WaitScan	scan;
 	TupleTableSlot *wait;
-	TupleTableSlot *slot;
-	TupleTableSlot *row;
 	TransactionId writer;
+	bool		all = true;
 
 	outbox_table_open_to_read(&waits, catalog->join_waits);
-	outbox_store_open(&queue, store);
 	outbox_probe_begin(&waits_probe, &waits, catalog->join_waits_pkey);
-	outbox_probe_begin(&queue_probe, &queue, store->message_id);
 	wait = outbox_table_slot(&waits);
-	slot = outbox_table_slot(&queue);
-	row = outbox_table_new_row(&queue);
+	wait_scan_begin(&scan);
 
 	outbox_probe_seek(&waits_probe, UUIDPGetDatum(join_id));
 	while (outbox_probe_next(&waits_probe, wait, &writer))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!wake_wait(&queue, &queue_probe, slot, row,
-					   DatumGetUUIDP(outbox_row_get(wait, JW_MESSAGE_ID)),
-					   &writer))
-			leave_join_doubt(TransactionIdIsValid(writer) ? writer :
-							 GetCurrentTransactionId(),
-							 join_id, NULL, OUTBOX_READY);
+		if (wake_wait(&scan.queue, &scan.probe, scan.slot, scan.row,
+					  DatumGetUUIDP(outbox_row_get(wait, JW_MESSAGE_ID)),
+					  &writer))
+			continue;
+		all = false;
+		leave_join_doubt(TransactionIdIsValid(writer) ? writer :
+						 GetCurrentTransactionId(),
+						 join_id, NULL, OUTBOX_READY);
 	}
 
-	ExecDropSingleTupleTableSlot(row);
-	ExecDropSingleTupleTableSlot(slot);
+	wait_scan_end(&scan);
 	ExecDropSingleTupleTableSlot(wait);
-	outbox_probe_end(&queue_probe);
 	outbox_probe_end(&waits_probe);
-	outbox_table_close(&queue);
+	outbox_table_close(&waits);
+	return all;
+}
+
+/*
+ * Have a wait evaluated, whatever is known of its join.  False if another
+ * transaction has locked it.
+ */
+bool
+outbox_join_wake_wait(const pg_uuid_t *message_id)
+{
+	WaitScan	scan;
+	TransactionId blocker;
+	bool		woken;
+
+	wait_scan_begin(&scan);
+	woken = wake_wait(&scan.queue, &scan.probe, scan.slot, scan.row, message_id,
+					  &blocker);
+	wait_scan_end(&scan);
+	return woken;
+}
+
+/*
+ * Some of these messages may have been waits: nobody waits any more.  A row
+ * that another transaction has locked, to delete it with its join, is left.
+ */
+static void
+forget_waits(const OutboxEndedList *ended)
+{
+	const OutboxCatalog *catalog = outbox_catalog();
+	OutboxTable waits;
+	OutboxProbe probe;
+	TupleTableSlot *slot;
+	TransactionId writer;
+
+	outbox_table_open(&waits, catalog->join_waits, JW_NATTS);
+	waits.nkeys = 2;
+	slot = outbox_table_slot(&waits);
+	outbox_probe_begin(&probe, &waits, catalog->join_waits_message);
+	for (int i = 0; i < ended->n; i++)
+	{
+		outbox_probe_seek(&probe, UUIDPGetDatum(&ended->messages[i].message_id));
+		while (outbox_probe_next(&probe, slot, &writer))
+		{
+			if (!TransactionIdIsValid(writer))
+				(void) outbox_table_delete(&waits, slot, false, &writer);
+		}
+	}
+	outbox_probe_end(&probe);
+	ExecDropSingleTupleTableSlot(slot);
 	outbox_table_close(&waits);
 }
 
@@ -510,64 +597,85 @@ outbox_join_wake(const pg_uuid_t *join_id)
 /* The calls                                                              */
 /* ---------------------------------------------------------------------- */
 
-/* Is there any member of any join?  Mostly not, and then nothing is to do. */
+/* Was there ever a row?  Mostly not, and then nothing is to do. */
 static bool
-any_members(void)
+is_in_use(Oid relid)
 {
-	OutboxTable members;
+	OutboxTable table;
 	BlockNumber nblocks;
 
-	outbox_table_open_to_read(&members, outbox_catalog()->join_members);
-	nblocks = RelationGetNumberOfBlocks(members.rel);
-	outbox_table_close(&members);
+	outbox_table_open_to_read(&table, relid);
+	nblocks = RelationGetNumberOfBlocks(table.rel);
+	outbox_table_close(&table);
 	return nblocks > 0;
 }
 
-/*
- * These messages have ended: count them in their joins, or, if only_join is
- * given, in that one.
- */
-void
-outbox_join_count(const OutboxEndedList *ended, const pg_uuid_t *only_join)
+static void
+count(Counter *counter)
 {
-	Counter		counter = {.ended = ended,.only_join = only_join};
-
-	if (!any_members())
-		return;
 	/* what this transaction did before is to be seen, and can be changed */
 	CommandCounterIncrement();
-	counter.now = GetCurrentTimestamp();
-	mark_all_members(&counter);
-	if (counter.nsteps == 0)
+	counter->now = GetCurrentTimestamp();
+	mark_all_members(counter);
+	if (counter->nsteps == 0)
 		return;
-	change_joins(&counter);
-	for (int i = 0; i < counter.ncomplete; i++)
-		outbox_join_wake(&counter.complete[i]);
-	pfree(counter.steps);
-	pfree(counter.complete);
+	change_joins(counter);
+	for (int i = 0; i < counter->ncomplete; i++)
+		(void) outbox_join_wake(&counter->complete[i]);
+	pfree(counter->steps);
+	pfree(counter->complete);
 }
 
-/* There must be such a join. */
+/* These messages have ended: count them in their joins. */
 void
-outbox_join_require(const pg_uuid_t *join_id)
+outbox_join_count(const OutboxEndedList *ended)
+{
+	Counter		counter = {.ended = ended};
+
+	if (is_in_use(outbox_catalog()->join_waits))
+	{
+		CommandCounterIncrement();
+		forget_waits(ended);
+	}
+	if (is_in_use(outbox_catalog()->join_members))
+		count(&counter);
+}
+
+/*
+ * A step of a join has ended, says somebody: count it there, and in no other
+ * join.  False if it is not attached to the join.
+ */
+bool
+outbox_join_report(const pg_uuid_t *join_id, const pg_uuid_t *message_id,
+				   OutboxStatus status)
+{
+	OutboxEndedList ended = {0};
+	Counter		counter = {.ended = &ended,.only_join = join_id};
+
+	outbox_ended_add(&ended, message_id, status);
+	count(&counter);
+	return counter.attached;
+}
+
+/*
+ * Look at a join as it is now, whatever the snapshot.  False if it is not there.
+ * *writer is the transaction that is changing, deleting or inserting it.
+ */
+bool
+outbox_join_look(const pg_uuid_t *join_id, OutboxJoinCount *join,
+				 TransactionId *writer)
 {
 	OutboxTable joins;
-	OutboxProbe probe;
 	TupleTableSlot *slot;
-	TransactionId blocker;
 	bool		found;
 
 	outbox_table_open_to_read(&joins, outbox_catalog()->joins);
 	slot = outbox_table_slot(&joins);
-	outbox_probe_begin(&probe, &joins, outbox_catalog()->joins_pkey);
-	found = outbox_probe(&probe, UUIDPGetDatum(join_id), slot, &blocker);
-	outbox_probe_end(&probe);
+	found = outbox_find_row(&joins, outbox_catalog()->joins_pkey,
+							UUIDPGetDatum(join_id), slot, writer);
+	if (found)
+		read_count(slot, join);
 	ExecDropSingleTupleTableSlot(slot);
 	outbox_table_close(&joins);
-	if (!found)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("join \"%s\" does not exist",
-						DatumGetCString(DirectFunctionCall1(uuid_out,
-															UUIDPGetDatum(join_id))))));
+	return found;
 }

@@ -5,6 +5,7 @@
 #ifndef OUTBOX_JOIN_H
 #define OUTBOX_JOIN_H
 
+#include "outbox.h"
 #include "queue/end_trigger.h"
 
 typedef enum OutboxJoinStatus
@@ -27,9 +28,13 @@ typedef struct OutboxJoinCount
 } OutboxJoinCount;
 
 extern int	outbox_join_add(OutboxJoinCount *count, int completed, int failed);
-extern void outbox_join_require(const pg_uuid_t *join_id);
-extern void outbox_join_count(const OutboxEndedList *ended,
-							  const pg_uuid_t *only_join);
-extern void outbox_join_wake(const pg_uuid_t *join_id);
+extern void outbox_join_count(const OutboxEndedList *ended);
+extern bool outbox_join_report(const pg_uuid_t *join_id,
+							   const pg_uuid_t *message_id,
+							   OutboxStatus status);
+extern bool outbox_join_look(const pg_uuid_t *join_id, OutboxJoinCount *join,
+							 TransactionId *writer);
+extern bool outbox_join_wake(const pg_uuid_t *join_id);
+extern bool outbox_join_wake_wait(const pg_uuid_t *message_id);
 
 #endif							/* OUTBOX_JOIN_H */

@@ -99,3 +99,25 @@ AS 'MODULE_PATHNAME', 'outbox_wake_worker';
 
 COMMENT ON FUNCTION outbox._wake_worker() IS
     'Has the background worker look after this database when we have committed.';
+
+-- _is_loading()
+--     Does another session load a dump into this database? It has inserted rows by
+--     plain SQL as pg_dump writes them, and is still connected.
+CREATE FUNCTION outbox._is_loading()
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_is_loading';
+
+COMMENT ON FUNCTION outbox._is_loading() IS
+    'Whether another session is loading a dump into this database.';
+
+-- _loads()
+--     BEFORE INSERT on tables that only the functions of the extension write: who
+--     else does, loads a dump.
+CREATE FUNCTION outbox._loads()
+RETURNS trigger
+LANGUAGE c VOLATILE
+AS 'MODULE_PATHNAME', 'outbox_loads';
+
+COMMENT ON FUNCTION outbox._loads() IS
+    'Notes that this session loads a dump.';

@@ -1,6 +1,11 @@
 -- joins.sql: fan-in. Serves sql_join.c, and join.c, which knows the columns by
 -- their numbers. Messages know nothing of joins: all there is between them is
 -- the trigger at the end of the queue.
+--
+-- Members and waits have no foreign key to their join. pg_restore -j loads these
+-- tables in any order, with the constraints of the extension in place, and would
+-- lose them. They come to an existing join (_lock_join) and go with it
+-- (outbox_join_goes).
 
 CREATE TABLE outbox.joins (
     join_id         uuid        NOT NULL,
@@ -48,8 +53,6 @@ CREATE TABLE outbox.join_members (
     status     smallint    NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT join_members_pkey PRIMARY KEY (join_id, message_id),
-    CONSTRAINT outbox_join_members_join FOREIGN KEY (join_id)
-        REFERENCES outbox.joins ON DELETE CASCADE,
     CONSTRAINT outbox_join_members_status CHECK (status BETWEEN 0 AND 2)
 ) WITH (fillfactor = 50);
 
@@ -64,23 +67,26 @@ COMMENT ON COLUMN outbox.join_members.created_at IS 'When it was attached.';
 CREATE TABLE outbox.join_waits (
     join_id    uuid NOT NULL,
     message_id uuid NOT NULL,
-    CONSTRAINT join_waits_pkey PRIMARY KEY (join_id, message_id),
-    CONSTRAINT outbox_join_waits_join FOREIGN KEY (join_id)
-        REFERENCES outbox.joins ON DELETE CASCADE
+    CONSTRAINT join_waits_pkey PRIMARY KEY (join_id, message_id)
 );
 
 CREATE INDEX join_waits_message_idx ON outbox.join_waits (message_id);
 
-COMMENT ON TABLE outbox.join_waits IS 'The messages that wait for joins.';
+COMMENT ON TABLE outbox.join_waits IS 'The messages that wait for joins and have not ended.';
 COMMENT ON COLUMN outbox.join_waits.join_id IS 'The join.';
 COMMENT ON COLUMN outbox.join_waits.message_id IS 'The message, of topic outbox.join_wait_topic.';
 
+-- A row names a join, a message, or both:
+--     a join      count its members again, and wake its waits if it has ended
+--     a message   it has ended: count that in all joins that have it as a member
+--     both        the same in this join only, as reported by hand
 CREATE TABLE outbox.join_doubts (
     id         bigint NOT NULL,
     waits_for  xid    NOT NULL,
     join_id    uuid,
     message_id uuid,
     status     smallint,
+    missed_at  timestamptz,
     CONSTRAINT join_doubts_pkey PRIMARY KEY (id)
 );
 
@@ -88,9 +94,42 @@ COMMENT ON TABLE outbox.join_doubts IS
     'What is still to be counted when a transaction has ended. Nearly always empty.';
 COMMENT ON COLUMN outbox.join_doubts.id IS 'Number of the doubt.';
 COMMENT ON COLUMN outbox.join_doubts.waits_for IS 'The transaction that was in the way.';
-COMMENT ON COLUMN outbox.join_doubts.join_id IS 'A join whose members are to be counted anew.';
-COMMENT ON COLUMN outbox.join_doubts.message_id IS 'A message whose outcome is to be counted.';
-COMMENT ON COLUMN outbox.join_doubts.status IS 'The outcome; null if it has to be looked up.';
+COMMENT ON COLUMN outbox.join_doubts.join_id IS
+    'The join in which to count; null for all that have the message.';
+COMMENT ON COLUMN outbox.join_doubts.message_id IS
+    'A message whose outcome is to be counted; null to count the members again.';
+COMMENT ON COLUMN outbox.join_doubts.status IS 'The outcome; null if it must be looked up.';
+COMMENT ON COLUMN outbox.join_doubts.missed_at IS
+    'When there was first nothing to count; a day later it is dropped.';
+
+-- Nothing is decided about joins while a dump is being loaded.
+CREATE TRIGGER outbox_joins_loaded
+    BEFORE INSERT ON outbox.joins
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox._loads();
+
+COMMENT ON TRIGGER outbox_joins_loaded ON outbox.joins IS
+    'Notes that a dump is being loaded.';
+
+CREATE TRIGGER outbox_join_members_loaded
+    BEFORE INSERT ON outbox.join_members
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox._loads();
+
+COMMENT ON TRIGGER outbox_join_members_loaded ON outbox.join_members IS
+    'Notes that a dump is being loaded.';
+
+CREATE TRIGGER outbox_join_waits_loaded
+    BEFORE INSERT ON outbox.join_waits
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox._loads();
+
+COMMENT ON TRIGGER outbox_join_waits_loaded ON outbox.join_waits IS
+    'Notes that a dump is being loaded.';
+
+CREATE TRIGGER outbox_join_doubts_loaded
+    BEFORE INSERT ON outbox.join_doubts
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox._loads();
+
+COMMENT ON TRIGGER outbox_join_doubts_loaded ON outbox.join_doubts IS
+    'Notes that a dump is being loaded.';
 
 -- _queue_ended()
 --     Counts the messages that the current call has ended in their joins.
@@ -143,9 +182,9 @@ COMMENT ON FUNCTION outbox._message_end(uuid) IS
 
 -- _wake_waits(join_id)
 --     Makes the waits of a join claimable now. A wait that another transaction
---     has locked becomes a row in join_doubts instead.
+--     has locked becomes a row in join_doubts instead; false if there was one.
 CREATE FUNCTION outbox._wake_waits(join_id uuid)
-RETURNS void
+RETURNS boolean
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_wake_waits';
 
@@ -153,10 +192,11 @@ COMMENT ON FUNCTION outbox._wake_waits(uuid) IS
     'Has the waits of a join evaluated.';
 
 -- _join_goes()
---     A join is deleted: have its waits evaluated, which ends them.
+--     BEFORE DELETE on outbox.joins: has the waits of the join evaluated, which
+--     ends them, and removes what belongs to the join.
 CREATE FUNCTION outbox._join_goes()
 RETURNS trigger
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -164,20 +204,24 @@ BEGIN
         RAISE EXCEPTION '"outbox._join_goes" cannot be a trigger of "%"', TG_TABLE_NAME
             USING ERRCODE = 'wrong_object_type';
     END IF;
-    PERFORM outbox._wake_waits(OLD.join_id);
+    DELETE FROM outbox.join_members m WHERE m.join_id = OLD.join_id;
+    -- one that could not be woken is still to be found by its join
+    IF outbox._wake_waits(OLD.join_id) THEN
+        DELETE FROM outbox.join_waits w WHERE w.join_id = OLD.join_id;
+    END IF;
     RETURN OLD;
 END
 $$;
 
 COMMENT ON FUNCTION outbox._join_goes() IS
-    'Has the waits of a join that is deleted evaluated.';
+    'Removes what belongs to a join that is deleted, and has its waits evaluated.';
 
 CREATE TRIGGER outbox_join_goes
     BEFORE DELETE ON outbox.joins
     FOR EACH ROW EXECUTE FUNCTION outbox._join_goes();
 
 COMMENT ON TRIGGER outbox_join_goes ON outbox.joins IS
-    'Has the waits of a join that is deleted evaluated.';
+    'Removes what belongs to a join that is deleted.';
 
 -- start_join(grouping_key, expected_steps, metadata)
 --     Begins to wait for a number of steps.
@@ -204,8 +248,9 @@ BEGIN
         (join_id, grouping_key, expected_steps, metadata, created_at, last_updated_at)
     VALUES (new_id, nullif(start_join.grouping_key, ''),
             start_join.expected_steps, start_join.metadata, since, since);
-    PERFORM outbox._log(format('outbox join: %s started, %s steps',
-                               new_id, start_join.expected_steps));
+    PERFORM outbox._log(format('outbox join: %s started, grouping key "%s", %s steps',
+                               new_id, coalesce(start_join.grouping_key, ''),
+                               start_join.expected_steps));
     RETURN new_id;
 END
 $$;
@@ -278,6 +323,9 @@ BEGIN
                     attach_message_to_join.message_id, message.status);
             PERFORM outbox._wake_worker();
         END IF;
+        PERFORM outbox._log(format('outbox join: %s gets message %s as a step',
+                                   attach_message_to_join.join_id,
+                                   attach_message_to_join.message_id));
     END IF;
 END
 $$;
@@ -327,9 +375,9 @@ COMMENT ON FUNCTION outbox.enqueue_step(
 
 -- report_step_completed(join_id, message_id)
 --     Counts a step as completed whose end the queue does not see: usually it
---     is no message of the queue. There is no effect unless the step is attached
---     to the join and pending: the first outcome stands. Raises 42704 if there
---     is no such join.
+--     is no message of the queue. The first outcome of a step stands: a second
+--     report has no effect. Raises 42704 if there is no such join, or the step
+--     is not attached to it.
 CREATE FUNCTION outbox.report_step_completed(
     join_id    uuid,
     message_id uuid
@@ -385,3 +433,50 @@ $$;
 
 COMMENT ON FUNCTION outbox.cancel_join(uuid) IS
     'Ends a join that is pending, whatever its steps do.';
+
+-- _purge_joins(retention, batch_limit)
+--     Deletes joins that ended so long ago, with their members, unless a wait is
+--     open. Waits for nobody: a join that another transaction uses stays until the
+--     next time. Bounded in members as in joins, so that a large join takes several
+--     calls. Returns how many rows it deleted; 0 means that there is nothing more.
+CREATE FUNCTION outbox._purge_joins(
+    retention   interval,
+    batch_limit integer
+)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    ended   uuid[];
+    members bigint;
+    removed bigint;
+BEGIN
+    -- an ack that marks a member of an ended join does not wait for the join
+    ended := ARRAY(
+        SELECT o.join_id
+          FROM outbox.joins o
+         WHERE o.status IN (1, 2, 3)
+           AND o.last_updated_at < clock_timestamp() - _purge_joins.retention
+           AND NOT EXISTS (SELECT FROM outbox.join_waits w WHERE w.join_id = o.join_id)
+         LIMIT batch_limit
+           FOR UPDATE SKIP LOCKED);
+    DELETE FROM outbox.join_members
+     WHERE ctid = ANY (ARRAY(
+               SELECT m.ctid
+                 FROM outbox.join_members m
+                WHERE m.join_id = ANY (ended)
+                LIMIT batch_limit
+                  FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS members = ROW_COUNT;
+    DELETE FROM outbox.joins j
+     WHERE j.join_id = ANY (ended)
+       AND NOT EXISTS (SELECT FROM outbox.join_members m WHERE m.join_id = j.join_id)
+       AND NOT EXISTS (SELECT FROM outbox.join_waits w WHERE w.join_id = j.join_id);
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed + members;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._purge_joins(interval, integer) IS
+    'Deletes joins that ended long ago, and their members.';

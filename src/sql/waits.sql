@@ -2,12 +2,23 @@
 -- SQL: a wait is handled once or twice in its life, and needs nothing special.
 -- Serves sql_join.c.
 --
--- Whoever evaluates locks a join only if it is free, and never waits for
--- another transaction while it holds one: so it cannot be part of a deadlock,
--- and a join that is just being changed is looked at a moment later.
+-- A wait is evaluated without a lock on its join. The call that ends the join
+-- changes it first, and then wakes its waits; the evaluation leases the wait
+-- first, and then looks at the join. So if the evaluation finds the join pending,
+-- and nobody changing it, the call that ends it finds the wait when it is parked,
+-- or finds it locked and leaves a doubt. If somebody is changing the join, the
+-- evaluation itself leaves a doubt.
+--
+-- Doubts are settled with locks on joins and members, all with SKIP LOCKED: so
+-- nothing here waits for another transaction, and it cannot be part of a deadlock.
+--
+-- Nothing is deleted here because another row is missing: it may be on its way
+-- from a dump.
 
 -- _in_progress(xid)
---     Is the transaction in progress? False for the current one.
+--     Is the transaction in progress? False for the current one. Above READ
+--     COMMITTED also true if it ended after the snapshot was taken: what it has
+--     done is not seen yet.
 CREATE FUNCTION outbox._in_progress(xid xid)
 RETURNS boolean
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
@@ -31,9 +42,8 @@ COMMENT ON FUNCTION outbox._put_back(uuid, bigint, timestamptz) IS
     'Gives a lease back until some time; the attempt does not count.';
 
 -- _ack_wait(owner_token, id)
---     ack for a wait. The caller holds the lock on its join. If the wait is
---     itself a step of another join, and that is locked, it is left to
---     join_doubts rather than waited for, so that there is no deadlock.
+--     ack for a wait. If the wait is itself a step of another join, and that is
+--     locked, it is left to join_doubts rather than waited for.
 CREATE FUNCTION outbox._ack_wait(
     owner_token uuid,
     id          bigint
@@ -44,6 +54,61 @@ AS 'MODULE_PATHNAME', 'outbox_ack_wait';
 
 COMMENT ON FUNCTION outbox._ack_wait(uuid, bigint) IS
     'Finishes a wait without waiting for joins of which it is a step.';
+
+-- _nack_wait(owner_token, id, error)
+--     The same for nack: the wait is tried again by the backoff, and fails at
+--     max_attempts.
+CREATE FUNCTION outbox._nack_wait(
+    owner_token uuid,
+    id          bigint,
+    error       text
+)
+RETURNS void
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_nack_wait';
+
+COMMENT ON FUNCTION outbox._nack_wait(uuid, bigint, text) IS
+    'Has a wait tried again that could not be evaluated.';
+
+-- _fail_wait(owner_token, id, error)
+--     The same for fail, with reason 4 (validation).
+CREATE FUNCTION outbox._fail_wait(
+    owner_token uuid,
+    id          bigint,
+    error       text
+)
+RETURNS void
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_fail_wait';
+
+COMMENT ON FUNCTION outbox._fail_wait(uuid, bigint, text) IS
+    'Ends a wait that makes no sense.';
+
+-- _wake_wait(message_id)
+--     Makes a wait claimable now; false if another transaction has locked it.
+CREATE FUNCTION outbox._wake_wait(message_id uuid)
+RETURNS boolean
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_wake_wait';
+
+COMMENT ON FUNCTION outbox._wake_wait(uuid) IS
+    'Has one wait evaluated.';
+
+-- _look_at_join(join_id)
+--     Returns the status of a join as it is now, whatever the snapshot, and how
+--     many of its steps have failed; null if there is no such join. And the
+--     transaction in progress that is changing it, if there is one.
+CREATE FUNCTION outbox._look_at_join(
+    join_id uuid,
+    OUT status smallint,
+    OUT failed_steps integer,
+    OUT writer xid
+)
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_look_at_join';
+
+COMMENT ON FUNCTION outbox._look_at_join(uuid) IS
+    'How a join is now, and who is just changing it.';
 
 -- enqueue_join_wait(join_id, fail_if_any_step_failed, on_complete_topic, ...)
 --     When the join has ended, a message follows: the continuation. Returns
@@ -112,10 +177,9 @@ COMMENT ON FUNCTION outbox._join_add(integer, integer, integer, integer, integer
     'What a pending join becomes with so many more steps.';
 
 -- _recount(join_id)
---     Counts what has not been counted yet of a join that is pending: members
---     that are marked, and members whose messages had ended when they were
---     attached. Null if somebody else is just changing the join, else how many
---     steps were added.
+--     Counts the members of a pending join that are marked and were not counted.
+--     Null if another transaction has locked the join, else how many steps were
+--     added.
 CREATE FUNCTION outbox._recount(join_id uuid)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE
@@ -137,19 +201,6 @@ BEGIN
     IF open_join.status <> 0 THEN
         RETURN 0;
     END IF;
-
-    -- Who has locked a member is about to mark it himself.
-    UPDATE outbox.join_members m
-       SET status = late.outcome
-      FROM (SELECT p.message_id, (outbox._message_end(p.message_id)).status - 1 AS outcome
-              FROM (SELECT i.message_id
-                      FROM outbox.join_members i
-                     WHERE i.join_id = _recount.join_id AND i.status = 0
-                       FOR UPDATE SKIP LOCKED) p
-            OFFSET 0) late
-     WHERE m.join_id = _recount.join_id
-       AND m.message_id = late.message_id
-       AND late.outcome IS NOT NULL;
 
     SELECT count(*) FILTER (WHERE m.status = 1) AS completed,
            count(*) FILTER (WHERE m.status = 2) AS failed
@@ -173,7 +224,8 @@ BEGIN
      WHERE j.join_id = _recount.join_id;
     IF sums.status <> 0 THEN
         PERFORM outbox._wake_waits(_recount.join_id);
-        PERFORM outbox._log(format('outbox join: %s is complete', _recount.join_id));
+        PERFORM outbox._log(format('outbox join: %s is complete, %s completed, %s failed',
+                                   _recount.join_id, sums.completed, sums.failed));
     END IF;
     RETURN sums.added;
 END
@@ -182,69 +234,9 @@ $$;
 COMMENT ON FUNCTION outbox._recount(uuid) IS
     'Counts what has not been counted yet of a join.';
 
--- _settle_join_doubts(batch_limit)
---     Counts what could not be counted at the time, and wakes waits that could
---     not be woken. Returns how many steps were counted.
-CREATE FUNCTION outbox._settle_join_doubts(batch_limit integer)
-RETURNS integer
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    doubt   outbox.join_doubts;
-    member  record;
-    outcome smallint;
-    added   integer;
-    counted integer := 0;
-    settled boolean;
-BEGIN
-    IF pg_relation_size('outbox.join_doubts') = 0 THEN
-        RETURN 0;
-    END IF;
-    FOR doubt IN
-        SELECT * FROM outbox.join_doubts d
-         WHERE NOT outbox._in_progress(d.waits_for)
-         ORDER BY d.id
-         LIMIT batch_limit
-           FOR UPDATE SKIP LOCKED
-    LOOP
-        settled := true;
-        IF doubt.join_id IS NOT NULL THEN
-            added := outbox._recount(doubt.join_id);
-            settled := added IS NOT NULL;
-            counted := counted + coalesce(added, 0);
-            PERFORM outbox._wake_waits(j.join_id)
-               FROM outbox.joins j
-              WHERE j.join_id = doubt.join_id AND j.status <> 0 AND settled;
-        ELSE
-            outcome := coalesce(doubt.status, (outbox._message_end(doubt.message_id)).status);
-            FOR member IN
-                SELECT m.join_id
-                  FROM outbox.join_members m
-                 WHERE m.message_id = doubt.message_id AND m.status = 0
-                 ORDER BY m.join_id
-            LOOP
-                EXIT WHEN outcome IS NULL;
-                added := outbox._count_late(member.join_id, doubt.message_id, outcome);
-                settled := settled AND added IS NOT NULL;
-                counted := counted + coalesce(added, 0);
-            END LOOP;
-        END IF;
-        IF settled THEN
-            DELETE FROM outbox.join_doubts d WHERE d.id = doubt.id;
-        END IF;
-    END LOOP;
-    RETURN counted;
-END
-$$;
-
-COMMENT ON FUNCTION outbox._settle_join_doubts(integer) IS
-    'Counts what could not be counted at the time; returns how many steps.';
-
 -- _count_late(join_id, message_id, status)
 --     Gives a member its outcome, a message's status: how many steps that adds
---     to the join; null if somebody else is just changing the join or the
---     member.
+--     to the join; null if another transaction has locked the join or the member.
 CREATE FUNCTION outbox._count_late(
     join_id    uuid,
     message_id uuid,
@@ -259,9 +251,7 @@ BEGIN
       WHERE j.join_id = _count_late.join_id
         FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN CASE WHEN NOT EXISTS (SELECT FROM outbox.joins j
-                                      WHERE j.join_id = _count_late.join_id)
-                    THEN 0 END;
+        RETURN NULL;
     END IF;
     PERFORM FROM outbox.join_members m
       WHERE m.join_id = _count_late.join_id AND m.message_id = _count_late.message_id
@@ -280,6 +270,118 @@ $$;
 COMMENT ON FUNCTION outbox._count_late(uuid, uuid, smallint) IS
     'Gives a member of a join its outcome, after the fact.';
 
+-- _settle_join_doubt(doubt)
+--     Counts or wakes what a doubt is about. "settled" is false if another
+--     transaction is in the way, null if there is nothing that it is about.
+CREATE FUNCTION outbox._settle_join_doubt(
+    doubt       outbox.join_doubts,
+    OUT settled boolean,
+    OUT counted integer
+)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    outcome smallint;
+    member  record;
+    added   integer;
+    ended   boolean;
+BEGIN
+    counted := 0;
+    IF doubt.message_id IS NULL THEN
+        added := outbox._recount(doubt.join_id);
+        IF added IS NULL THEN
+            settled := false;
+            RETURN;
+        END IF;
+        counted := added;
+        SELECT j.status <> 0 INTO ended FROM outbox.joins j WHERE j.join_id = doubt.join_id;
+        settled := CASE WHEN FOUND THEN true END;
+        -- of a join that is deleted, the waits that could not be woken are left
+        IF coalesce(ended, true) THEN
+            PERFORM outbox._wake_waits(doubt.join_id);
+        END IF;
+        RETURN;
+    END IF;
+
+    outcome := coalesce(doubt.status, (outbox._message_end(doubt.message_id)).status);
+    IF outcome IS NULL THEN
+        -- it has not ended after all, or it is unknown how it did
+        settled := CASE WHEN outbox._message_is_kept(doubt.message_id) THEN true END;
+        RETURN;
+    END IF;
+    FOR member IN
+        SELECT m.join_id, m.status
+          FROM outbox.join_members m
+          JOIN outbox.joins j ON j.join_id = m.join_id
+         WHERE m.message_id = doubt.message_id
+           AND (doubt.join_id IS NULL OR m.join_id = doubt.join_id)
+         ORDER BY m.join_id
+    LOOP
+        settled := coalesce(settled, true);
+        CONTINUE WHEN member.status <> 0;
+        added := outbox._count_late(member.join_id, doubt.message_id, outcome);
+        settled := settled AND added IS NOT NULL;
+        counted := counted + coalesce(added, 0);
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._settle_join_doubt(outbox.join_doubts) IS
+    'Counts or wakes what a doubt is about.';
+
+-- _settle_join_doubts(batch_limit, missed)
+--     Counts what could not be counted at the time, and wakes waits that could
+--     not be woken. Returns how many steps were counted. A doubt about a member
+--     or message that is not there is tried again when "missed" is true, and
+--     dropped after a day: mostly it was rolled back, but it may also be on its way
+--     from a dump.
+CREATE FUNCTION outbox._settle_join_doubts(
+    batch_limit integer,
+    missed      boolean DEFAULT false
+)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    doubt   outbox.join_doubts;
+    attempt record;
+    counted integer := 0;
+BEGIN
+    IF pg_relation_size('outbox.join_doubts') = 0 THEN
+        RETURN 0;
+    END IF;
+    FOR doubt IN
+        SELECT * FROM outbox.join_doubts d
+         WHERE d.id IN (
+                   SELECT o.id
+                     FROM outbox.join_doubts o
+                    WHERE (o.missed_at IS NULL OR missed)
+                      AND NOT outbox._in_progress(o.waits_for)
+                    -- many that cannot be settled are not in the way of others
+                    ORDER BY random()
+                    LIMIT batch_limit)
+         -- a first outcome stands
+         ORDER BY d.id
+           FOR UPDATE SKIP LOCKED
+    LOOP
+        attempt := outbox._settle_join_doubt(doubt);
+        counted := counted + attempt.counted;
+        IF attempt.settled OR (attempt.settled IS NULL
+                               AND doubt.missed_at < clock_timestamp() - interval '1 day') THEN
+            DELETE FROM outbox.join_doubts d WHERE d.id = doubt.id;
+        ELSIF attempt.settled IS NULL AND doubt.missed_at IS NULL THEN
+            UPDATE outbox.join_doubts d SET missed_at = clock_timestamp() WHERE d.id = doubt.id;
+        END IF;
+    END LOOP;
+    RETURN counted;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._settle_join_doubts(integer, boolean) IS
+    'Counts what could not be counted at the time; returns how many steps.';
+
 -- _evaluate_wait(owner_token, wait)
 --     Decides what comes of a wait that is leased to us.
 CREATE FUNCTION outbox._evaluate_wait(
@@ -291,31 +393,37 @@ LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    terms     jsonb := wait.payload::jsonb;
-    the_join  outbox.joins;
-    the_id    uuid := terms ->> 'joinId';
-    fails     boolean;
-    added     integer := outbox._recount(the_id);
-    topic     text;
-    payload   text;
+    terms    jsonb := wait.payload::jsonb;
+    the_id   uuid := terms ->> 'joinId';
+    the_join record;
+    fails    boolean;
+    topic    text;
+    payload  text;
 BEGIN
-    SELECT * INTO the_join FROM outbox.joins j WHERE j.join_id = the_id;
-    IF NOT FOUND THEN
-        PERFORM outbox.fail_one(owner_token, wait.id, 'the join does not exist', 4);
+    -- one that was enqueued by hand, or has lost its row
+    IF NOT EXISTS (SELECT FROM outbox.join_waits w
+                    WHERE w.join_id = the_id AND w.message_id = wait.message_id)
+       AND EXISTS (SELECT FROM outbox.joins j WHERE j.join_id = the_id AND j.status = 0)
+    THEN
+        INSERT INTO outbox.join_waits (join_id, message_id)
+        VALUES (the_id, wait.message_id)
+        ON CONFLICT DO NOTHING;
+    END IF;
+
+    SELECT * INTO the_join FROM outbox._look_at_join(the_id);
+    IF the_join.status IS NULL THEN
+        PERFORM outbox._fail_wait(owner_token, wait.id, 'the join does not exist');
         PERFORM outbox._log(format('outbox join wait: %s fails, its join does not exist',
                                    wait.message_id));
         RETURN;
-    ELSIF added IS NULL THEN
-        -- somebody is changing the join; if that completes it, he wakes us
-        PERFORM outbox._put_back(
-            owner_token, wait.id,
-            clock_timestamp()
-            + least(20 * 2 ^ least(wait.attempts, 10),
-                    extract(epoch FROM current_setting('outbox.poll_interval')::interval) * 1000)
-              * interval '1 millisecond');
-        RETURN;
     ELSIF the_join.status = 0 THEN
         PERFORM outbox._put_back(owner_token, wait.id, 'infinity');
+        IF the_join.writer IS NOT NULL THEN
+            -- if that ends the join, it may have looked for waits before this one
+            INSERT INTO outbox.join_doubts (id, waits_for, join_id)
+            VALUES (nextval('outbox.message_id_seq'), the_join.writer, the_id);
+            PERFORM outbox._wake_worker();
+        END IF;
         PERFORM outbox._log(format('outbox join wait: %s goes on waiting', wait.message_id));
         RETURN;
     END IF;
@@ -329,10 +437,9 @@ BEGIN
                                namespace => wait.namespace, headers => wait.headers);
     END IF;
     PERFORM outbox._ack_wait(owner_token, wait.id);
-    DELETE FROM outbox.join_waits w
-     WHERE w.join_id = the_id AND w.message_id = wait.message_id;
     PERFORM outbox._log(format('outbox join wait: %s is over, join %s, continuation "%s"',
-                               wait.message_id, outbox.join_status_name(the_join.status),
+                               wait.message_id,
+                               outbox.join_status_name(the_join.status),
                                coalesce(topic, 'none')));
 END
 $$;
@@ -340,10 +447,39 @@ $$;
 COMMENT ON FUNCTION outbox._evaluate_wait(uuid, outbox.message) IS
     'Decides what comes of a wait for a join.';
 
+-- _try_wait(owner_token, wait)
+--     Evaluates a wait; an error concerns that wait alone. One that says something
+--     impossible fails; any other error counts as an attempt. What is not the
+--     wait's fault, such as a lack of memory or disk space, is raised.
+CREATE FUNCTION outbox._try_wait(
+    owner_token uuid,
+    wait        outbox.message
+)
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._evaluate_wait(owner_token, wait);
+EXCEPTION
+    WHEN insufficient_resources OR operator_intervention OR serialization_failure THEN
+        RAISE;
+    WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded THEN
+        PERFORM outbox._fail_wait(owner_token, wait.id, SQLERRM);
+    WHEN OTHERS THEN
+        PERFORM outbox._nack_wait(owner_token, wait.id, SQLERRM);
+END
+$$;
+
+COMMENT ON FUNCTION outbox._try_wait(uuid, outbox.message) IS
+    'Evaluates a wait; an error concerns that wait alone.';
+
 -- process_join_waits(batch_limit)
 --     Evaluates the waits that are due: those just filed, and those whose
---     joins have ended. Returns how many were evaluated. This is what the
---     background worker does.
+--     joins have ended. Returns how many were evaluated, 50 at most: each takes a
+--     subtransaction, and with more than 64 all snapshots of the server are
+--     slower. This is what the background worker does. Does nothing while another
+--     session loads a dump.
 CREATE FUNCTION outbox.process_join_waits(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -356,21 +492,18 @@ DECLARE
 BEGIN
     PERFORM outbox._check_limit('batch_limit', process_join_waits.batch_limit);
     PERFORM outbox._writes('outbox.process_join_waits()');
+    IF outbox._is_loading() THEN
+        RETURN 0;
+    END IF;
     PERFORM outbox._settle_join_doubts(coalesce(process_join_waits.batch_limit, 1000));
     FOR wait IN
         SELECT * FROM outbox.claim(
             owner_token,
-            batch_size => least(coalesce(process_join_waits.batch_limit, 100), 10000),
+            batch_size => least(coalesce(process_join_waits.batch_limit, 50), 50),
             topics => ARRAY[current_setting('outbox.join_wait_topic')],
             max_attempts => 2147483647)
     LOOP
-        BEGIN
-            PERFORM outbox._evaluate_wait(owner_token, wait);
-        EXCEPTION
-            WHEN data_exception OR check_violation OR not_null_violation THEN
-                -- somebody has made this wait by hand, and not well
-                PERFORM outbox.fail_one(owner_token, wait.id, SQLERRM, 4);
-        END;
+        PERFORM outbox._try_wait(owner_token, wait);
         evaluated := evaluated + 1;
     END LOOP;
     RETURN evaluated;
@@ -380,29 +513,139 @@ $$;
 COMMENT ON FUNCTION outbox.process_join_waits(integer) IS
     'Evaluates the waits for joins that are due.';
 
+-- _count_ended_members(batch_limit)
+--     Looks for pending members whose messages have ended, and counts them. It
+--     reads the table in pieces from a random one on, without a lock, for half a
+--     second at most, and locks what it finds. Returns how many steps it counted.
+CREATE FUNCTION outbox._count_ended_members(batch_limit integer)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    -- blocks of a piece
+    piece CONSTANT bigint := 16;
+
+    deadline timestamptz := clock_timestamp() + interval '500 ms';
+    pieces   bigint := (pg_relation_size('outbox.join_members')
+                        / current_setting('block_size')::bigint + piece - 1) / piece;
+    at       bigint := floor(random() * pieces);
+    counted  integer := 0;
+    late     record;
+BEGIN
+    FOR i IN 1 .. pieces LOOP
+        FOR late IN
+            SELECT m.join_id, m.message_id, m.outcome
+              FROM (SELECT p.join_id, p.message_id,
+                           (outbox._message_end(p.message_id)).status AS outcome
+                      FROM outbox.join_members p
+                      JOIN outbox.joins j ON j.join_id = p.join_id AND j.status = 0
+                     WHERE p.ctid >= format('(%s,0)', at * piece)::tid
+                       AND p.ctid < format('(%s,0)', (at + 1) * piece)::tid
+                       AND p.status = 0
+                    OFFSET 0) m
+             WHERE m.outcome IS NOT NULL
+        LOOP
+            counted := counted + coalesce(
+                outbox._count_late(late.join_id, late.message_id, late.outcome), 0);
+        END LOOP;
+        EXIT WHEN counted >= batch_limit OR clock_timestamp() > deadline;
+        at := (at + 1) % pieces;
+    END LOOP;
+    RETURN counted;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._count_ended_members(integer) IS
+    'Counts members of joins whose messages have ended.';
+
+-- _wake_lost_waits(batch_limit)
+--     Looks for parked waits that nobody would wake: their join has ended or is
+--     gone, or they are not in join_waits. Has them evaluated, which decides what
+--     is to become of them. It visits the lanes of the queue from a random one on,
+--     for half a second at most. Returns how many it woke.
+CREATE FUNCTION outbox._wake_lost_waits(batch_limit integer)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    wait_topic text := current_setting('outbox.join_wait_topic');
+    deadline   timestamptz := clock_timestamp() + interval '500 ms';
+    first_lane bigint;
+    lane_at    bigint;
+    wrapped    boolean := false;
+    woken      integer := 0;
+    lost       record;
+BEGIN
+    -- lanes are hashes, so any number is as good as another to begin with
+    first_lane := hashint8extended(floor(random() * 1000000000)::bigint, 0);
+    lane_at := first_lane;
+    LOOP
+        SELECT q.lane INTO lane_at
+          FROM outbox.queue q
+         WHERE q.lane >= lane_at
+         ORDER BY q.lane
+         LIMIT 1;
+        EXIT WHEN wrapped AND (lane_at IS NULL OR lane_at >= first_lane);
+        IF lane_at IS NULL THEN
+            wrapped := true;
+            lane_at := -9223372036854775808;
+            CONTINUE;
+        END IF;
+        FOR lost IN
+            SELECT w.message_id
+              FROM (SELECT q.message_id,
+                           substring(q.payload FROM '"joinId": ?"([0-9a-fA-F]{8}'
+                               '(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})"')::uuid AS join_id
+                      FROM outbox.queue q
+                     WHERE q.lane = lane_at AND q.next_attempt_at = 'infinity'
+                       AND q.topic = wait_topic AND q.status = 0
+                    OFFSET 0) w
+             WHERE NOT EXISTS (SELECT FROM outbox.join_waits k
+                                WHERE k.message_id = w.message_id)
+                OR NOT EXISTS (SELECT FROM outbox.joins j
+                                WHERE j.join_id = w.join_id AND j.status = 0)
+             LIMIT batch_limit
+        LOOP
+            woken := woken + outbox._wake_wait(lost.message_id)::integer;
+        END LOOP;
+        EXIT WHEN woken >= batch_limit OR clock_timestamp() > deadline
+                  OR lane_at = 9223372036854775807;
+        lane_at := lane_at + 1;
+    END LOOP;
+    RETURN woken;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._wake_lost_waits(integer) IS
+    'Has parked waits evaluated that nobody would wake.';
+
 -- reconcile_joins(batch_limit)
---     Counts members whose messages had ended before they were attached.
---     Returns how many were counted.
+--     Finds what should not be, but can come about by plain SQL, or from a dump:
+--     members whose messages ended before they were attached, and parked waits that
+--     nobody would wake. Returns how many steps it counted and waits it woke. One
+--     call takes about a second at most, and locks only what it finds; what it did
+--     not reach is for later calls. Does nothing while another session loads a
+--     dump.
 CREATE FUNCTION outbox.reconcile_joins(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    pending uuid;
-    counted integer := 0;
+    found_max integer := coalesce(reconcile_joins.batch_limit, 1000);
 BEGIN
     PERFORM outbox._writes('outbox.reconcile_joins()');
     PERFORM outbox._check_limit('batch_limit', reconcile_joins.batch_limit);
-    FOR pending IN
-        SELECT j.join_id FROM outbox.joins j WHERE j.status = 0 ORDER BY j.created_at
-    LOOP
-        EXIT WHEN counted >= reconcile_joins.batch_limit;
-        counted := counted + coalesce(outbox._recount(pending), 0);
-    END LOOP;
-    RETURN counted + outbox._settle_join_doubts(coalesce(reconcile_joins.batch_limit, 10000));
+    IF outbox._is_loading() THEN
+        RETURN 0;
+    END IF;
+    RETURN outbox._settle_join_doubts(found_max, true)
+           + outbox._count_ended_members(found_max)
+           + outbox._wake_lost_waits(found_max);
 END
 $$;
 
 COMMENT ON FUNCTION outbox.reconcile_joins(integer) IS
-    'Counts members of joins whose messages had ended before they were attached.';
+    'Counts members whose messages had ended before they were attached; wakes lost waits.';

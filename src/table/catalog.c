@@ -122,6 +122,7 @@ outbox_catalog(void)
 	catalog.join_members_message = find_relation(nsp, "join_members_message_idx");
 	catalog.join_waits = find_relation(nsp, "join_waits");
 	catalog.join_waits_pkey = find_relation(nsp, "join_waits_pkey");
+	catalog.join_waits_message = find_relation(nsp, "join_waits_message_idx");
 	catalog.join_doubts = find_relation(nsp, "join_doubts");
 	catalog.handlers = find_relation(nsp, "handlers");
 	catalog.received = find_relation(nsp, "message_deduplication");

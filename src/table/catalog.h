@@ -50,6 +50,7 @@ typedef struct OutboxCatalog
 	Oid			join_members_message;
 	Oid			join_waits;
 	Oid			join_waits_pkey;
+	Oid			join_waits_message;
 	Oid			join_doubts;
 	Oid			handlers;
 	Oid			received;

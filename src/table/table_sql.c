@@ -60,6 +60,9 @@ typedef struct Statement
 
 static HTAB *statements = NULL;
 
+/* Statements of ours that are running: triggers may nest them. */
+static int	nrunning = 0;
+
 static const char *
 column_name(OutboxTable *table, int attnum)
 {
@@ -189,13 +192,22 @@ run_row_statement(OutboxTable *table, StatementKind kind, TupleTableSlot *row,
 {
 	SPIPlanPtr	plan = get_statement(table, kind);
 	char	   *nulls = palloc(nargs + 1);
-	int			result;
+	volatile int result = 0;
 
 	slot_getallattrs(row);
 	for (int i = 0; i < nargs; i++)
 		nulls[i] = row->tts_isnull[i] ? 'n' : ' ';
 	nulls[nargs] = '\0';
-	result = SPI_execute_plan(plan, row->tts_values, nulls, false, 0);
+	nrunning++;
+	PG_TRY();
+	{
+		result = SPI_execute_plan(plan, row->tts_values, nulls, false, 0);
+	}
+	PG_FINALLY();
+	{
+		nrunning--;
+	}
+	PG_END_TRY();
 	if (result < 0)
 		elog(ERROR, "could not run a statement: %s",
 			 SPI_result_code_string(result));
@@ -271,6 +283,13 @@ lock_unchanged_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
 													  1, &isnull));
 	return ItemPointerEquals(tid, &old->tts_tid) ?
 		OUTBOX_ROW_OK : OUTBOX_ROW_GONE;
+}
+
+/* Is a statement of ours running, so that a trigger was fired by that? */
+bool
+outbox_sql_is_running(void)
+{
+	return nrunning > 0;
 }
 
 /* The caller's state while a statement runs as another role. */

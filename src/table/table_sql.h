@@ -13,5 +13,6 @@ extern OutboxRowResult outbox_sql_update(OutboxTable *table, TupleTableSlot *old
 										 TransactionId *blocker);
 extern OutboxRowResult outbox_sql_delete(OutboxTable *table, TupleTableSlot *old,
 										 bool wait, TransactionId *blocker);
+extern bool outbox_sql_is_running(void);
 
 #endif							/* OUTBOX_TABLE_SQL_H */

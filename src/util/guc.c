@@ -39,6 +39,7 @@ int			outbox_discovery_interval = 300;
 int			outbox_max_workers = 4;
 int			outbox_max_handler_workers = 4;
 int			outbox_handler_timeout = 60000;
+bool		outbox_workers = true;
 int			outbox_selection_strategy = OUTBOX_ROUND_ROBIN;
 int			outbox_log_level = DEBUG1;
 bool		outbox_use_cursor = true;
@@ -171,6 +172,12 @@ define_policy_settings(void)
 							 "Has the background worker turn due timers and job runs into messages.",
 							 NULL,
 							 &outbox_dispatch_timers,
+							 true,
+							 PGC_SUSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("outbox.workers",
+							 "Has background workers serve the database.",
+							 "Off for a copy that must stay quiet: ALTER DATABASE ... SET outbox.workers = off.",
+							 &outbox_workers,
 							 true,
 							 PGC_SUSET, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("outbox.allow_superuser_handlers",

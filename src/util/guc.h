@@ -35,6 +35,7 @@ extern int	outbox_discovery_interval;
 extern int	outbox_max_workers;
 extern int	outbox_max_handler_workers;
 extern int	outbox_handler_timeout;
+extern bool outbox_workers;
 extern int	outbox_selection_strategy;
 extern int	outbox_log_level;
 extern bool outbox_use_cursor;

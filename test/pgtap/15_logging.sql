@@ -52,6 +52,7 @@ SELECT is(
 
 SELECT $$
     SELECT outbox.start_join('obx-105', 2);
+    SELECT outbox.attach_message_to_join(join_id, md5('m')::uuid) FROM outbox.joins WHERE grouping_key = 'obx-105';
     SET LOCAL outbox.log_level = debug5;
     SELECT outbox.enqueue_step(join_id, 'obx-105', s) FROM outbox.joins, unnest('{1,2}'::text[]) s WHERE grouping_key = 'obx-105';
     SELECT count(*) FROM outbox.claim(md5('a')::uuid, topics => '{obx-105}');
@@ -63,8 +64,8 @@ $$ AS script \gset
 \ir include/log.sql
 SELECT is(
     ARRAY(SELECT l FROM unnest(tap.logged(:'log')) l WHERE l LIKE '%outbox join: %'),
-    '{"LOG:  outbox join: ID started, 2 steps","LOG:  outbox join: ID is complete, 1 completed, 1 failed","LOG:  outbox join: ID started, 1 steps","LOG:  outbox join: ID is cancelled"}',
-    'OBX-105 a join is logged when it starts, when it is complete, with its counts, and when it is cancelled');
+    '{"LOG:  outbox join: ID started, grouping key \"obx-105\", 2 steps","LOG:  outbox join: ID gets message ID as a step","LOG:  outbox join: ID is complete, 1 completed, 1 failed","LOG:  outbox join: ID started, grouping key \"obx-105\", 1 steps","LOG:  outbox join: ID is cancelled"}',
+    'OBX-105, JOIN-070, JOIN-071 a join is logged when it starts, when it gets a step, when it is complete, with its counts, and when it is cancelled');
 
 SELECT $$
     SET LOCAL outbox.log_level = debug5;

@@ -1,0 +1,11 @@
+/*
+ * loading.h
+ *	  Whether a dump is being loaded.
+ */
+#ifndef OUTBOX_LOADING_H
+#define OUTBOX_LOADING_H
+
+extern void outbox_loading_note(void);
+extern bool outbox_loading_elsewhere(void);
+
+#endif							/* OUTBOX_LOADING_H */
