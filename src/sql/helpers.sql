@@ -102,7 +102,8 @@ COMMENT ON FUNCTION outbox._wake_worker() IS
 
 -- _is_loading()
 --     Does another session load a dump into this database? It has inserted rows by
---     plain SQL as pg_dump writes them, and is still connected.
+--     plain SQL as pg_dump writes them, and is still connected; or the triggers
+--     that would tell so are disabled.
 CREATE FUNCTION outbox._is_loading()
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE

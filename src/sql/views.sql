@@ -523,6 +523,20 @@ BEGIN
 
     RETURN QUERY SELECT * FROM outbox._worker_status(library.preloaded);
 
+    component := 'restore';
+    SELECT string_agg(k.pid::text, ', ')
+      INTO detail
+      FROM pg_locks k
+     WHERE k.locktype = 'advisory' AND k.objsubid = 3 AND k.granted
+       AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+       AND k.classid = 'outbox'::regnamespace;
+    ok := detail IS NULL;
+    status := CASE WHEN ok THEN 'none' ELSE 'under way' END;
+    detail := 'sessions ' || detail;
+    hint := CASE WHEN NOT ok THEN
+                'Background workers wait until these sessions, which load a dump, have ended.' END;
+    RETURN NEXT;
+
     component := 'dead messages';
     ok := stats.dead = 0;
     status := stats.dead::text;

@@ -39,6 +39,12 @@
 /* Things that are not called for are looked after this often. */
 #define UPKEEP_INTERVAL_MS (60 * 60 * 1000)
 
+/*
+ * But not at once: what was just created may get the partitions of its history
+ * from a dump.
+ */
+#define FIRST_UPKEEP_MS (5 * 60 * 1000)
+
 /* Looking again after a round that has found nothing. */
 #define IDLE_MIN_MS 100
 #define IDLE_MAX_MS 30000
@@ -246,6 +252,8 @@ upkeep(void)
 	TimestampTz next = TimestampTzPlusMilliseconds(now, UPKEEP_INTERVAL_MS);
 	bool		is_time;
 
+	if (post->next_upkeep == 0)
+		post->next_upkeep = TimestampTzPlusMilliseconds(now, FIRST_UPKEEP_MS);
 	/* it is never further ahead, unless the clock was set back */
 	is_time = now >= post->next_upkeep || post->next_upkeep > next;
 	/* what fails has a next try of its own */
@@ -453,7 +461,8 @@ find_out_when(void *arg)
 	TimestampTz due;
 
 	/* something in doubt is tried again soon */
-	if (run_sql("SELECT count(*) FROM (SELECT FROM outbox.join_doubts LIMIT 1) d") > 0)
+	if (run_sql("SELECT count(*) FROM (SELECT FROM outbox.join_doubts"
+				" WHERE missed_at IS NULL LIMIT 1) d") > 0)
 		wake_at(after_idle_delay(IDLE_MIN_MS));
 
 	/* a message that expires, or that could not be buried a moment ago */

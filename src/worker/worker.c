@@ -31,6 +31,7 @@
 #include "outbox.h"
 #include "shmem/posts.h"
 #include "shmem/troubles.h"
+#include "table/loading.h"
 #include "util/guc.h"
 #include "worker/background.h"
 #include "worker/round.h"
@@ -38,6 +39,9 @@
 
 /* How long to stay when there is nothing to do. */
 #define LINGER_MS 1000
+
+/* While a dump is being loaded, whether it is there is asked this often. */
+#define LOADING_MS 2000
 
 static MemoryContext worker_context = NULL; /* of one round */
 static OutboxWorkerOrder order;
@@ -161,6 +165,33 @@ extension_is_there(void)
 	return OidIsValid(extension);
 }
 
+/*
+ * May we work in this database now?  Not if its settings say so; nor while a dump
+ * is being loaded into it.  Else *look_again is when to ask again.
+ */
+static bool
+may_work(TimestampTz *look_again)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	bool		loading = false;
+
+	if (!outbox_workers)
+	{
+		*look_again = TimestampTzPlusMilliseconds(now,
+												  (int64) outbox_discovery_interval * 1000);
+		return false;
+	}
+	pgstat_report_activity(STATE_RUNNING, "outbox: look for a dump that is being loaded");
+	outbox_background_begin();
+	if (OidIsValid(get_extension_oid(OUTBOX_EXTENSION, true)))
+		loading = outbox_loading_elsewhere();
+	outbox_background_commit();
+	MemoryContextSwitchTo(worker_context);
+	pgstat_report_activity(STATE_IDLE, NULL);
+	*look_again = TimestampTzPlusMilliseconds(now, LOADING_MS);
+	return !loading;
+}
+
 static void
 reload_settings(void)
 {
@@ -204,6 +235,7 @@ work(void)
 	for (;;)
 	{
 		OutboxRound round;
+		TimestampTz look_again;
 		long		ms;
 
 		Assert(!IsTransactionState());
@@ -217,6 +249,11 @@ work(void)
 		{
 			outbox_troubles_forget(order.dbid);
 			leave_until(DT_NOEND);
+			continue;
+		}
+		if (!may_work(&look_again))
+		{
+			leave_until(look_again);
 			continue;
 		}
 		outbox_round_run(state, post, worker_context, &round);
