@@ -28,6 +28,7 @@
 #include "table/catalog.h"
 #include "table/loading.h"
 #include "table/table.h"
+#include "table/table_check.h"
 
 /* SQL functions take advisory locks of the kinds 1 and 2. */
 #define LOADING_LOCK_KIND 3
@@ -54,13 +55,15 @@ outbox_loading_note(void)
 static bool
 has_disabled_trigger(Oid relid)
 {
-	Relation	rel = table_open(relid, AccessShareLock);
+	Relation	rel = outbox_relation_open(relid, AccessShareLock);
 	const TriggerDesc *triggers = rel->trigdesc;
 	bool		result = false;
 
-	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
-		result |= triggers->triggers[i].tgenabled == TRIGGER_DISABLED &&
-			outbox_trigger_is_ours(&triggers->triggers[i]);
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers && !result; i++)
+	{
+		if (triggers->triggers[i].tgenabled == TRIGGER_DISABLED)
+			result = outbox_triggers_find_ours(triggers)[i];
+	}
 	table_close(rel, NoLock);
 	return result;
 }

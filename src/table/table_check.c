@@ -189,9 +189,13 @@ static const CheckShape members_checks[] = {
 	},
 };
 
+static const ColumnShape waits_columns[] = {
+	{UUIDOID, true}, {UUIDOID, true}
+};
+
 static const ColumnShape doubts_columns[] = {
 	{INT8OID, true}, {XIDOID, true}, {UUIDOID, false}, {UUIDOID, false},
-	{INT2OID, false}
+	{INT2OID, false}, {TIMESTAMPTZOID, false}
 };
 
 static const ColumnShape handlers_columns[] = {
@@ -227,6 +231,7 @@ static const TableShape dedupe_shape = SHAPE(dedupe_columns);
 static const TableShape received_shape = SHAPE(received_columns);
 static const TableShape joins_shape = CHECKED_SHAPE(joins_columns, joins_checks);
 static const TableShape members_shape = CHECKED_SHAPE(members_columns, members_checks);
+static const TableShape waits_shape = SHAPE(waits_columns);
 static const TableShape doubts_shape = SHAPE(doubts_columns);
 static const TableShape handlers_shape = CHECKED_SHAPE(handlers_columns, handlers_checks);
 static const TableShape instances_shape = SHAPE(instances_columns);
@@ -260,6 +265,8 @@ shape_of(Relation rel)
 		return &joins_shape;
 	if (relid == catalog->join_members)
 		return &members_shape;
+	if (relid == catalog->join_waits)
+		return &waits_shape;
 	if (relid == catalog->join_doubts)
 		return &doubts_shape;
 	if (relid == catalog->handlers)
@@ -287,6 +294,7 @@ outbox_written_tables(void)
 	tables = lappend_oid(tables, catalog->received);
 	tables = lappend_oid(tables, catalog->joins);
 	tables = lappend_oid(tables, catalog->join_members);
+	tables = lappend_oid(tables, catalog->join_waits);
 	tables = lappend_oid(tables, catalog->join_doubts);
 	tables = lappend_oid(tables, catalog->handlers);
 	tables = lappend_oid(tables, catalog->instances);
