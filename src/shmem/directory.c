@@ -50,13 +50,16 @@
 
 #define CACHE_SIZE 8
 
-/* Where this backend has last found agendas. */
-static struct
+/* Where this backend has last found agendas, and the lives of their tables. */
+typedef struct KnownAgenda
 {
 	Oid			relid;
 	int			number;
 	uint64		table_life;
-}			cache[CACHE_SIZE];
+} KnownAgenda;
+
+static KnownAgenda cache[CACHE_SIZE];
+static int	next_known = 0;
 
 /* The life of this database, as this backend last saw it. */
 static TransactionId life = InvalidTransactionId;
@@ -252,18 +255,40 @@ make_agenda(OutboxDirectory *directory, Oid relid)
 	return agenda;
 }
 
+/*
+ * What this backend knows of a table.  No table displaces another one that is in
+ * use: a database has four of them, and a life that is forgotten makes the agenda
+ * look out of date.
+ */
+static KnownAgenda *
+known_agenda(Oid relid)
+{
+	KnownAgenda *known;
+
+	for (int i = 0; i < CACHE_SIZE; i++)
+	{
+		if (cache[i].relid == relid)
+			return &cache[i];
+	}
+	known = &cache[next_known];
+	next_known = (next_known + 1) % CACHE_SIZE;
+	*known = OUTBOX_MAKE(KnownAgenda,.relid = relid,.number = OUTBOX_NIL);
+	return known;
+}
+
 /* Find the table's agenda and lock it; NULL if there is none to be had. */
 static OutboxAgenda *
 lock_agenda(Oid relid, LWLockMode mode)
 {
 	OutboxDirectory *directory = get_directory();
-	int			at = relid % CACHE_SIZE;
+	KnownAgenda *known;
 	OutboxAgenda *agenda = NULL;
 
 	if (directory == NULL || outbox_lane_memory() == NULL)
 		return NULL;
-	if (cache[at].relid == relid && cache[at].number != OUTBOX_NIL)
-		agenda = &directory->agendas[cache[at].number - 1];
+	known = known_agenda(relid);
+	if (known->number != OUTBOX_NIL)
+		agenda = &directory->agendas[known->number - 1];
 	for (;;)
 	{
 		if (agenda == NULL)
@@ -271,10 +296,7 @@ lock_agenda(Oid relid, LWLockMode mode)
 			agenda = make_agenda(directory, relid);
 			if (agenda == NULL)
 				return NULL;
-			if (cache[at].relid != relid)
-				cache[at].table_life = 0;
-			cache[at].relid = relid;
-			cache[at].number = agenda->number;
+			known->number = agenda->number;
 		}
 		LWLockAcquire(&agenda->lock, mode);
 		if (agenda->relid == relid && agenda->dbid == MyDatabaseId)
@@ -313,21 +335,14 @@ outbox_directory_prepare(void)
 void
 outbox_directory_set_life(Oid relid, uint64 table_life)
 {
-	int			at = relid % CACHE_SIZE;
-
-	if (cache[at].relid != relid)
-	{
-		cache[at].relid = relid;
-		cache[at].number = OUTBOX_NIL;
-	}
-	cache[at].table_life = table_life;
+	known_agenda(relid)->table_life = table_life;
 }
 
 static bool
 is_up_to_date(const OutboxAgenda *agenda)
 {
 	return agenda->life == life &&
-		agenda->table_life == cache[agenda->relid % CACHE_SIZE].table_life &&
+		agenda->table_life == known_agenda(agenda->relid)->table_life &&
 		agenda->epoch == outbox_epoch(agenda->relid);
 }
 
@@ -353,7 +368,7 @@ outbox_agenda_lock(Oid relid, LWLockMode mode)
 	if (agenda != NULL && !is_up_to_date(agenda))
 	{
 		agenda->life = life;
-		agenda->table_life = cache[relid % CACHE_SIZE].table_life;
+		agenda->table_life = known_agenda(relid)->table_life;
 		agenda->epoch = outbox_epoch(relid);
 		reset_agenda(agenda);
 	}

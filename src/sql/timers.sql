@@ -502,7 +502,8 @@ COMMENT ON COLUMN outbox.upcoming.due IS 'When.';
 
 -- dispatch_due(batch_limit)
 --     Turns timers and runs that are due into messages of the outbox, each in
---     this transaction. Returns how many.
+--     this transaction. Returns how many. Does nothing while another session loads
+--     a dump.
 CREATE FUNCTION outbox.dispatch_due(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -515,6 +516,9 @@ DECLARE
     ids         bigint[];
 BEGIN
     PERFORM outbox._check_limit('batch_limit', dispatch_due.batch_limit);
+    IF outbox._is_loading() THEN
+        RETURN 0;
+    END IF;
     SELECT array_agg(t.id) INTO ids
       FROM (SELECT c.id, outbox.enqueue(c.topic, c.payload, c.correlation_id)
               FROM outbox.claim_timers(owner_token, 60, limits) c

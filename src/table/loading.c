@@ -19,16 +19,19 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/table.h"
+#include "catalog/pg_trigger.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
 #include "storage/lock.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
 #include "utils/rel.h"
 
 #include "table/catalog.h"
 #include "table/loading.h"
-#include "table/table.h"
-#include "table/table_check.h"
 
 /* SQL functions take advisory locks of the kinds 1 and 2. */
 #define LOADING_LOCK_KIND 3
@@ -53,18 +56,25 @@ outbox_loading_note(void)
 }
 
 static bool
-has_disabled_trigger(Oid relid)
+has_disabled_trigger(Relation pg_trigger, Oid relid)
 {
-	Relation	rel = outbox_relation_open(relid, AccessShareLock);
-	const TriggerDesc *triggers = rel->trigdesc;
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
 	bool		result = false;
 
-	for (int i = 0; triggers != NULL && i < triggers->numtriggers && !result; i++)
+	ScanKeyInit(&key, Anum_pg_trigger_tgrelid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(relid));
+	scan = systable_beginscan(pg_trigger, TriggerRelidNameIndexId, true, NULL,
+							  1, &key);
+	while (!result && HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
-		if (triggers->triggers[i].tgenabled == TRIGGER_DISABLED)
-			result = outbox_triggers_find_ours(triggers)[i];
+		Form_pg_trigger form = (Form_pg_trigger) GETSTRUCT(tuple);
+
+		result = form->tgenabled == TRIGGER_DISABLED &&
+			get_func_namespace(form->tgfoid) == outbox_catalog()->namespace;
 	}
-	table_close(rel, NoLock);
+	systable_endscan(scan);
 	return result;
 }
 
@@ -72,16 +82,16 @@ static bool
 triggers_are_disabled(void)
 {
 	const OutboxCatalog *catalog = outbox_catalog();
+	Relation	pg_trigger = table_open(TriggerRelationId, AccessShareLock);
+	bool		result = has_disabled_trigger(pg_trigger, catalog->joins) ||
+	has_disabled_trigger(pg_trigger, catalog->join_members) ||
+	has_disabled_trigger(pg_trigger, catalog->join_waits) ||
+	has_disabled_trigger(pg_trigger, catalog->join_doubts);
 
-	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
-	{
-		if (has_disabled_trigger(outbox_store(kind)->table))
-			return true;
-	}
-	return has_disabled_trigger(catalog->joins) ||
-		has_disabled_trigger(catalog->join_members) ||
-		has_disabled_trigger(catalog->join_waits) ||
-		has_disabled_trigger(catalog->join_doubts);
+	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES && !result; kind++)
+		result = has_disabled_trigger(pg_trigger, outbox_store(kind)->table);
+	table_close(pg_trigger, AccessShareLock);
+	return result;
 }
 
 /* Does another session load one?  The modes let those who ask ask together. */
