@@ -476,10 +476,10 @@ COMMENT ON FUNCTION outbox._try_wait(uuid, outbox.message) IS
 
 -- process_join_waits(batch_limit)
 --     Evaluates the waits that are due: those just filed, and those whose
---     joins have ended. Returns how many were evaluated, 50 at most: each takes a
---     subtransaction, and with more than 64 all snapshots of the server are
---     slower. This is what the background worker does. Does nothing while another
---     session loads a dump.
+--     joins have ended. Returns how many were evaluated. By default that is 50 at
+--     most: each takes a subtransaction, and with more than 64 of them all
+--     snapshots of the server are slower. This is what the background worker does.
+--     Does nothing while another session loads a dump.
 CREATE FUNCTION outbox.process_join_waits(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -499,7 +499,7 @@ BEGIN
     FOR wait IN
         SELECT * FROM outbox.claim(
             owner_token,
-            batch_size => least(coalesce(process_join_waits.batch_limit, 50), 50),
+            batch_size => least(coalesce(process_join_waits.batch_limit, 50), 10000),
             topics => ARRAY[current_setting('outbox.join_wait_topic')],
             max_attempts => 2147483647)
     LOOP
