@@ -216,7 +216,7 @@ SELECT outbox.process_join_waits();
 SELECT count(*) FROM outbox.join_waits WHERE join_id = pg_temp.j('kept');
 SELECT outbox.cancel_join(pg_temp.j('kept')), outbox.process_join_waits();
 
--- nothing is decided while another session loads a dump: see 016_restore.pl
+-- nothing is decided while another session loads a dump: see 019_restore.pl
 SELECT outbox._is_loading();
 
 -- a claim that is rolled back, and a settlement that is

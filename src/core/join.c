@@ -541,6 +541,8 @@ outbox_join_wake(const pg_uuid_t *join_id)
 	ExecDropSingleTupleTableSlot(wait);
 	outbox_probe_end(&waits_probe);
 	outbox_table_close(&waits);
+	/* of waits that were not there yet, the evaluation has left doubts */
+	outbox_wake_note_worker();
 	return all;
 }
 
@@ -622,6 +624,9 @@ count(Counter *counter)
 	change_joins(counter);
 	for (int i = 0; i < counter->ncomplete; i++)
 		(void) outbox_join_wake(&counter->complete[i]);
+	/* a doubt may wait for the end of this transaction */
+	if (is_in_use(outbox_catalog()->join_doubts))
+		outbox_wake_note_worker();
 	pfree(counter->steps);
 	pfree(counter->complete);
 }
