@@ -149,6 +149,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    PERFORM outbox._writes('outbox.register_store()');
     PERFORM outbox._check_name('store', register_store.store);
     PERFORM outbox._check_connection(register_store.connection);
     INSERT INTO outbox.store_connections (store, connection)
@@ -176,6 +177,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    PERFORM outbox._writes('outbox.set_store_connection()');
     PERFORM outbox._check_name('store', set_store_connection.store);
     PERFORM outbox._check_connection(set_store_connection.connection);
     UPDATE outbox.store_connections s
@@ -201,6 +203,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    PERFORM outbox._writes('outbox.drop_store()');
     PERFORM outbox._check_name('store', drop_store.store);
     DELETE FROM outbox.store_connections s
      WHERE s.store = drop_store.store;
@@ -232,6 +235,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    PERFORM outbox._writes('outbox.map_route()');
     PERFORM outbox._check_name('routing_key', map_route.routing_key);
     PERFORM outbox._check_name('store', map_route.store);
     PERFORM outbox._hold_store(map_route.store);
@@ -271,6 +275,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    PERFORM outbox._writes('outbox.unmap_route()');
     PERFORM outbox._check_name('routing_key', unmap_route.routing_key);
     DELETE FROM outbox.routes r
      WHERE r.routing_key = unmap_route.routing_key;
@@ -301,6 +306,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    PERFORM outbox._writes('outbox.set_default_route()');
     IF rule IS NULL THEN
         DELETE FROM outbox.default_route;
         RETURN;

@@ -183,12 +183,12 @@ SELECT bag_eq(
     'calls: those of operators have the names, types, order and defaults of the contract');
 
 SELECT results_eq(
-    $$SELECT p.proname::text, array_agg(a.type ORDER BY a.type), bool_and(a.has_default = (a.type = 'text' AND p.proname = 'create_or_update_job'))
+    $$SELECT p.proname::text COLLATE "C", array_agg(a.type ORDER BY a.type), bool_and(a.has_default = (a.type = 'text' AND p.proname = 'create_or_update_job'))
         FROM pg_proc p, LATERAL (SELECT format_type(t, NULL) AS type, i > p.pronargs - p.pronargdefaults AS has_default
                                    FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u(t, i)
                                   WHERE p.proargnames[i] IN ('payload', 'on_complete_payload')) a
        WHERE p.pronamespace = 'outbox'::regnamespace AND p.proname !~ '^_' GROUP BY p.proname ORDER BY 1$$,
-    $$SELECT name, '{json,jsonb,text}'::text[], true FROM unnest('{create_or_update_job,enqueue,enqueue_join_wait,enqueue_step,receive,schedule_timer,try_enqueue}'::text[]) name$$,
+    $$SELECT name COLLATE "C", '{json,jsonb,text}'::text[], true FROM unnest('{create_or_update_job,enqueue,enqueue_join_wait,enqueue_step,receive,schedule_timer,try_enqueue}'::text[]) name$$,
     'calls: wherever there is one payload it is text, json or jsonb, with a default in the text form only');
 
 SELECT * FROM finish();

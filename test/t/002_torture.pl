@@ -761,6 +761,18 @@ sub taken_away
 	return 0;
 }
 
+# The attempt with which a message has ended, as claim counts: its row counts without
+# those that were given back.
+sub last_attempt
+{
+	my $row = shift;
+	my ($finish) = @{ $row->{finishes} // [] };
+	my @attempts = grep { defined $row->{finisher} && $claims{ $row->{id} }{$_}{owner} eq $row->{finisher} } keys %{ $claims{ $row->{id} } // {} };
+
+	return $finish->[2] if $finish;
+	return max(@attempts ? @attempts : keys %{ $claims{ $row->{id} } // {} }) // 0;
+}
+
 sub check_leases
 {
 	for my $id (keys %claims)
@@ -777,7 +789,7 @@ sub check_leases
 			next if taken_away($id, $claim, $next);
 			wrong('two leases at once', "$id: attempts $claim->{attempts} of $claim->{owner}, until $claim->{until}, and $next->{attempts} of $next->{owner}, at $next->{now}");
 		}
-		wrong('handed out after its end', $id) if $claims[-1]{attempts} > $row->{attempts};
+		wrong('handed out after its end', $id) if $claims[-1]{attempts} > last_attempt($row);
 	}
 	for my $row (values %by_id)
 	{
@@ -789,11 +801,11 @@ sub check_leases
 		{
 			my ($op, $owner, $attempts) = @$_;
 			wrong('not as its worker was told', "$id: $op $owner $attempts")
-			  if ($row->{finisher} // '') ne $owner || $row->{attempts} != $attempts || $row->{status} != ($op eq 'ack' ? 2 : 3);
+			  if ($row->{finisher} // '') ne $owner || $row->{attempts} > $attempts || $row->{status} != ($op eq 'ack' ? 2 : 3);
 		}
 		# attempts exhausted or expired: nobody's doing
 		next if $row->{status} == 3 && !defined $row->{finisher};
-		my $claim = $claims{$id}{ $row->{attempts} };
+		my $claim = $claims{$id}{ last_attempt($row) };
 		wrong('finished by nobody', $id) if !$claim || $claim->{owner} ne $row->{finisher} || (!$claim->{finish_tried} && $row->{failure_reason} != 5);
 	}
 	return;

@@ -53,7 +53,7 @@ cmp_ok(count_of($replica, 'outbox.status()'), '>=', 5, 'status() answers');
 is(value($replica, "SELECT outbox.status_name(1)"), 'in progress', 'and so does status_name()');
 
 # --- writing: every function but those that only read
-my %reads = map { $_ => 1 } qw(status status_name join_status_name reason_name explain_message);
+my %reads = map { $_ => 1 } qw(status status_name join_status_name reason_name explain_message route_store);
 my @functions = map { $_->[0] } $dbh->selectall_array(<<'Q');
 SELECT p.proname || '(' || coalesce((SELECT string_agg(format('%s => %s::%s', a.name,
            CASE WHEN a.type = 'regrole'::regtype THEN '''pg_monitor'''

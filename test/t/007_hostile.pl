@@ -54,6 +54,7 @@ my %values = (
 	regprocedure => [ "'0'", "'4294967295'", "'pg_catalog.now()'" ],
 	anyelement => [ 'NULL::text', '1' ],
 	'outbox.jobs' => [ "ROW('j', 't', '* * * * *', 'p', true, NULL, now(), now())::outbox.jobs" ],
+	'outbox.join_doubts' => [ 'ROW(0, NULL, NULL, NULL, NULL, NULL)::outbox.join_doubts' ],
 	'outbox.message' => [ 'ROW(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::outbox.message' ],
 	regclass => [ "'0'", "'4294967295'", "'outbox.queue'", "'outbox.dead'", "'pg_class'" ]);
 # a wait that is allowed would be waited for
