@@ -6,8 +6,10 @@ CREATE TABLE outbox.topics (
     topic               text     NOT NULL,
     paused              boolean  NOT NULL DEFAULT false,
     max_attempts        integer  CONSTRAINT outbox_topics_max_attempts CHECK (max_attempts >= 1),
-    backoff_base        interval CONSTRAINT outbox_topics_backoff_base CHECK (backoff_base >= '0'),
-    backoff_max         interval CONSTRAINT outbox_topics_backoff_max CHECK (backoff_max >= '0'),
+    backoff_base        interval CONSTRAINT outbox_topics_backoff_base CHECK (
+                            extract(epoch FROM backoff_base) BETWEEN 0 AND 31622400),
+    backoff_max         interval CONSTRAINT outbox_topics_backoff_max CHECK (
+                            extract(epoch FROM backoff_max) BETWEEN 0 AND 31622400),
     backoff_jitter      boolean,
     retention           interval,
     dead_retention      interval,
