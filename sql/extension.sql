@@ -73,6 +73,7 @@ SELECT c.oid::regclass
  WHERE c.relnamespace = 'outbox'::regnamespace
    AND c.relkind IN ('r', 'S')
    AND NOT c.relispartition
+   AND c.relname <> 'cleanup_progress'    -- what it says is of this server
    AND c.oid <> ALL (e.extconfig);
 
 -- the states have names

@@ -16,8 +16,7 @@
 
 #include "api/args.h"
 #include "compat.h"
-#include "queue/archive.h"
-#include "queue/message_find.h"
+#include "queue/dedupe.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
 #include "shmem/agenda.h"
@@ -62,17 +61,6 @@ outbox_check_name_sql(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* outbox._make_archive_partition(keep int, at timestamptz) RETURNS void */
-PG_FUNCTION_INFO_V1(outbox_make_archive_partition);
-Datum
-outbox_make_archive_partition(PG_FUNCTION_ARGS)
-{
-	outbox_begin_call("outbox._make_archive_partition()");
-	(void) outbox_archive_partition(PG_GETARG_INT32(0),
-									PG_GETARG_TIMESTAMPTZ(1));
-	PG_RETURN_VOID();
-}
-
 /* outbox._dedupe_digest(namespace text, topic text, dedupe_key text) RETURNS uuid */
 PG_FUNCTION_INFO_V1(outbox_dedupe_digest_sql);
 Datum
@@ -83,6 +71,23 @@ outbox_dedupe_digest_sql(PG_FUNCTION_ARGS)
 	outbox_dedupe_digest(PG_GETARG_TEXT_PP(0), PG_GETARG_TEXT_PP(1),
 						 PG_GETARG_TEXT_PP(2), digest);
 	PG_RETURN_UUID_P(digest);
+}
+
+/*
+ * outbox._forget_key(namespace text, topic text, dedupe_key text,
+ *					  message_id uuid) RETURNS boolean
+ *		A dedupe key is free again, if this message has it and nobody is
+ *		changing that.
+ */
+PG_FUNCTION_INFO_V1(outbox_forget_key);
+Datum
+outbox_forget_key(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t	digest;
+
+	outbox_dedupe_digest(PG_GETARG_TEXT_PP(0), PG_GETARG_TEXT_PP(1),
+						 PG_GETARG_TEXT_PP(2), &digest);
+	PG_RETURN_BOOL(outbox_dedupe_forget(&digest, PG_GETARG_UUID_P(3)));
 }
 
 /* outbox._writes(function text) RETURNS void */
@@ -121,14 +126,6 @@ outbox_log_sql(PG_FUNCTION_ARGS)
 	if (message_level_is_interesting(outbox_log_level))
 		outbox_log("%s", text_to_cstring(PG_GETARG_TEXT_PP(0)));
 	PG_RETURN_VOID();
-}
-
-/* outbox._message_is_kept(message_id uuid) RETURNS boolean */
-PG_FUNCTION_INFO_V1(outbox_message_is_kept_sql);
-Datum
-outbox_message_is_kept_sql(PG_FUNCTION_ARGS)
-{
-	PG_RETURN_BOOL(outbox_message_is_kept(PG_GETARG_UUID_P(0)));
 }
 
 /*

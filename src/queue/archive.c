@@ -3,44 +3,73 @@
  *	  The partitions of outbox.archive.
  *
  * The archive is partitioned by (keep, processed_at): how long messages are
- * to be kept, and the day, in UTC, on which they were done.  "keep" is -2 for
- * as long as outbox.retention says, -1 for ever, else a number of seconds,
- * from the topic's policy.  A partition is called archive_default_<day>,
- * archive_forever_<day> or archive_<seconds>s_<day>.  It is made by the first
- * message that needs it, or ahead of time by maintenance; and whoever writes
- * to today's makes tomorrow's, if nobody else is at it, so that a busy
- * midnight finds it there.
+ * kept, and when they were done.  "keep" is -2 for as long as outbox.retention
+ * says, -1 for ever, else a number of seconds, from the topic's policy.  A
+ * partition is called archive_<class>_<time>.  The class is "default",
+ * "forever", or the seconds with an "s".  The time is when the partition
+ * begins, in UTC, in as many digits as tell how much it spans: 20261119 is
+ * that day, 20261119_05 an hour of it, 20261119_053 ten minutes, 20261119_0538
+ * one minute.
  *
- * A partition is made as a table of its own and then attached: that waits for
- * nobody who reads or writes the others.
+ * Maintenance makes partitions ahead of time (retention.sql).  Nobody else
+ * does: to make one takes a lock on the archive, which a transaction that
+ * finishes a message would hold until its end.  What has no partition goes to
+ * archive_unsorted, the partition of all classes below -2; its rows have
+ * OUTBOX_KEEP_UNSORTED added to their class.
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
-#include "access/xact.h"
-#include "catalog/pg_class.h"
-#include "commands/tablespace.h"
-#include "executor/spi.h"
-#include "miscadmin.h"
+#include "access/genam.h"
+#include "access/table.h"
+#include "catalog/pg_inherits.h"
 #include "storage/lmgr.h"
-#include "utils/builtins.h"
 #include "utils/datetime.h"
-#include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
-#include "utils/syscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/relcache.h"
 #include "utils/timestamp.h"
 
 #include "outbox.h"
 #include "queue/archive.h"
 #include "queue/policy.h"
 #include "table/catalog.h"
+#include "table/columns.h"
+#include "util/uuid.h"
+
+/* The name of a partition, before and after the class. */
+#define NAME_PREFIX "archive_"
+#define NAME_DEFAULT "default"
+#define NAME_FOREVER "forever"
+
+/*
+ * What partitions can span, the longest first, and how many characters of
+ * their beginning are in their names.
+ */
+static const struct
+{
+	int			length;
+	int64		usecs;
+}			spans[] = {
+	{8, USECS_PER_DAY},
+	{11, USECS_PER_HOUR},
+	{12, 10 * USECS_PER_MINUTE},
+	{13, USECS_PER_MINUTE},
+};
+
+/*
+ * A message's id can be some other computer's, whose clock is ahead of ours
+ * by at most this.
+ */
+#define CLOCKS_DIFFER USECS_PER_DAY
 
 /* A partition whose name was looked up before. */
 typedef struct KnownPartition
 {
 	int			keep;
-	int64		day;
+	TimestampTz from;
+	TimestampTz until;
 	Oid			relid;
 } KnownPartition;
 
@@ -50,17 +79,38 @@ static KnownPartition known[MAX_KNOWN];
 static int	nknown = 0;
 static int	next_known = 0;
 
+/* All partitions, for finding a message in them. */
+typedef struct ListedPartition
+{
+	Oid			relid;
+	Oid			index;			/* on message_id; invalid: not looked up yet */
+	TimestampTz until;			/* nothing was done later; or DT_NOEND */
+} ListedPartition;
+
+static MemoryContext list_context = NULL;
+static ListedPartition *list = NULL;
+static int	nlisted = 0;
+static Oid	listed_parent = InvalidOid;
+static uint64 list_changes = 0; /* invalidations so far */
+static uint64 list_seen = 0;	/* and when the list was made */
+
 static void
 forget_partitions(Datum arg, Oid relid)
 {
+	bool		concerns_list = !OidIsValid(relid) || relid == listed_parent;
+
 	for (int i = 0; i < nknown; i++)
 	{
 		if (!OidIsValid(relid) || known[i].relid == relid)
 		{
 			nknown = next_known = 0;
-			return;
+			break;
 		}
 	}
+	for (int i = 0; i < nlisted && !concerns_list; i++)
+		concerns_list = list[i].relid == relid;
+	if (concerns_list)
+		list_changes++;
 }
 
 /* From _PG_init. */
@@ -70,201 +120,237 @@ outbox_archive_init(void)
 	CacheRegisterRelcacheCallback(forget_partitions, (Datum) 0);
 }
 
-/* Days since the epoch of timestamps, in UTC. */
-static int64
-day_of(TimestampTz at)
-{
-	int64		day = at / USECS_PER_DAY;
+/* ---------------------------------------------------------------------- */
+/* Names                                                                  */
+/* ---------------------------------------------------------------------- */
 
-	return at % USECS_PER_DAY < 0 ? day - 1 : day;
+/* When the span begins in which this time lies. */
+static TimestampTz
+span_begin(TimestampTz at, int64 usecs)
+{
+	int64		rest = at % usecs;
+
+	return at - (rest < 0 ? rest + usecs : rest);
 }
 
+/* The name of the partition that begins then, with so much of the time. */
 static void
-day_text(int64 day, char *buffer, const char *format)
+partition_name(int keep, TimestampTz from, int length, char *name)
 {
+	int64		days = span_begin(from, USECS_PER_DAY) / USECS_PER_DAY;
+	int			minutes = (from - days * USECS_PER_DAY) / USECS_PER_MINUTE;
 	int			year;
 	int			month;
 	int			dom;
+	char		class[32];
+	char		time[64];
 
-	j2date((int) day + POSTGRES_EPOCH_JDATE, &year, &month, &dom);
-	snprintf(buffer, NAMEDATALEN, format, year, month, dom);
-}
-
-static void
-partition_name(int keep, int64 day, char *name)
-{
-	char		date[NAMEDATALEN];
-
-	day_text(day, date, "%04d%02d%02d");
+	Assert(length < (int) sizeof(time));
+	j2date((int) days + POSTGRES_EPOCH_JDATE, &year, &month, &dom);
+	snprintf(time, sizeof(time), "%04d%02d%02d_%02d%02d", year, month, dom,
+			 minutes / MINS_PER_HOUR, minutes % MINS_PER_HOUR);
+	time[length] = '\0';
 	if (keep == OUTBOX_KEEP_DEFAULT)
-		snprintf(name, NAMEDATALEN, "archive_default_%s", date);
+		strlcpy(class, NAME_DEFAULT, sizeof(class));
 	else if (keep == OUTBOX_KEEP_FOREVER)
-		snprintf(name, NAMEDATALEN, "archive_forever_%s", date);
+		strlcpy(class, NAME_FOREVER, sizeof(class));
 	else
-		snprintf(name, NAMEDATALEN, "archive_%ds_%s", keep, date);
+		snprintf(class, sizeof(class), "%ds", keep);
+	snprintf(name, NAMEDATALEN, NAME_PREFIX "%s_%s", class, time);
 }
+
+/*
+ * Up to when a partition goes, by its name; DT_NOEND if the name is not one
+ * that we give.
+ */
+static TimestampTz
+end_by_name(const char *name)
+{
+	const char *time = strncmp(name, NAME_PREFIX, strlen(NAME_PREFIX)) == 0 ?
+	strchr(name + strlen(NAME_PREFIX), '_') : NULL;
+	int			parts[5] = {0};
+
+	if (time == NULL)
+		return DT_NOEND;
+	time++;
+	for (int i = 0; i < lengthof(spans); i++)
+	{
+		static const int widths[] = {4, 2, 2, 2, 2};
+		const char *digits = time;
+
+		if (strlen(time) != spans[i].length)
+			continue;
+		for (int part = 0; part < lengthof(parts); part++)
+		{
+			for (int k = 0; k < widths[part]; k++)
+			{
+				if (*digits != '\0' && (*digits < '0' || *digits > '9'))
+					return DT_NOEND;
+				/* what is not in the name is zero */
+				parts[part] = parts[part] * 10 +
+					(*digits == '\0' ? 0 : *digits++ - '0');
+			}
+			if (part == 2 && *digits == '_')
+				digits++;
+		}
+		return (date2j(parts[0], parts[1], parts[2]) - POSTGRES_EPOCH_JDATE) *
+			USECS_PER_DAY + parts[3] * USECS_PER_HOUR +
+			parts[4] * USECS_PER_MINUTE + spans[i].usecs;
+	}
+	return DT_NOEND;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Where a message goes                                                   */
+/* ---------------------------------------------------------------------- */
 
 static Oid
-find_partition(int keep, int64 day)
+find_partition(int keep, TimestampTz at)
 {
-	char		name[NAMEDATALEN];
-	Oid			relid;
-
 	for (int i = 0; i < nknown; i++)
 	{
-		if (known[i].day == day && known[i].keep == keep)
+		if (known[i].keep == keep && at >= known[i].from && at < known[i].until)
 			return known[i].relid;
 	}
-	partition_name(keep, day, name);
-	relid = get_relname_relid(name, outbox_catalog()->namespace);
-	if (OidIsValid(relid))
+	for (int i = 0; i < lengthof(spans); i++)
 	{
-		known[next_known] = OUTBOX_MAKE(KnownPartition, keep, day, relid);
+		TimestampTz from = span_begin(at, spans[i].usecs);
+		char		name[NAMEDATALEN];
+		Oid			relid;
+
+		partition_name(keep, from, spans[i].length, name);
+		relid = get_relname_relid(name, outbox_catalog()->namespace);
+		/* a table being restored is no partition yet */
+		if (!OidIsValid(relid) || !get_rel_relispartition(relid))
+			continue;
+		known[next_known] = OUTBOX_MAKE(KnownPartition, keep, from,
+										from + spans[i].usecs, relid);
 		next_known = (next_known + 1) % MAX_KNOWN;
 		nknown = Max(nknown, next_known == 0 ? MAX_KNOWN : next_known);
+		return relid;
 	}
-	return relid;
-}
-
-static void
-run_utility(const char *sql)
-{
-	if (SPI_execute(sql, false, 0) < 0)
-		elog(ERROR, "could not run \"%s\"", sql);
-}
-
-/* Whose the archive is, and in which tablespace; an empty name is the default. */
-static void
-get_archive(Oid *owner, char **tablespace)
-{
-	HeapTuple	tuple = SearchSysCache1(RELOID,
-										ObjectIdGetDatum(outbox_store(OUTBOX_QUEUE)->done));
-	Form_pg_class form;
-
-	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for outbox.archive");
-	form = (Form_pg_class) GETSTRUCT(tuple);
-	*owner = form->relowner;
-	*tablespace = OidIsValid(form->reltablespace) ?
-		get_tablespace_name(form->reltablespace) : pstrdup("");
-	ReleaseSysCache(tuple);
-}
-
-static void
-pin_setting(const char *name, const char *value)
-{
-	(void) set_config_option(name, value, PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
+	return InvalidOid;
 }
 
 /*
- * A partition must not depend on who happens to need it first: it and its indexes
- * go to the archive's tablespace, and whatever the statements call, users' event
- * triggers included, finds the same settings each time.  Only the timeouts are
- * still the caller's, because they limit what the call may take.
+ * The partition for messages done at this time.  If there is none, it is the
+ * one for the unsorted, and *keep becomes what it has of them.
  */
-static void
-pin_settings(const char *tablespace)
-{
-	static const char *const pinned[][2] = {
-		{"search_path", "pg_catalog, pg_temp"},
-		{"default_table_access_method", "heap"},
-		{"default_toast_compression", "pglz"},
-		{"client_min_messages", "warning"},
-		{"check_function_bodies", "on"},
-		{"row_security", "on"},
-		{"standard_conforming_strings", "on"},
-		{"transform_null_equals", "off"},
-		{"quote_all_identifiers", "off"},
-		{"DateStyle", "ISO, MDY"},
-		{"IntervalStyle", "postgres"},
-		{"TimeZone", "UTC"},
-		{"bytea_output", "hex"},
-		{"extra_float_digits", "1"},
-	};
-
-	for (int i = 0; i < lengthof(pinned); i++)
-		pin_setting(pinned[i][0], pinned[i][1]);
-	pin_setting("default_tablespace", tablespace);
-}
-
-/*
- * Make a partition, as the owner of the archive and whatever the caller's
- * settings are.  The lock that keeps others from making it is held.
- */
-static void
-make_partition(int keep, int64 day)
-{
-	char		name[NAMEDATALEN];
-	char		from[NAMEDATALEN];
-	char		to[NAMEDATALEN];
-	Oid			owner;
-	char	   *tablespace;
-	Oid			save_user;
-	int			save_context;
-	int			save_nestlevel;
-
-	partition_name(keep, day, name);
-	day_text(day, from, "%04d-%02d-%02d 00:00:00+00");
-	day_text(day + 1, to, "%04d-%02d-%02d 00:00:00+00");
-
-	get_archive(&owner, &tablespace);
-	GetUserIdAndSecContext(&save_user, &save_context);
-	SetUserIdAndSecContext(owner, save_context | SECURITY_LOCAL_USERID_CHANGE);
-	save_nestlevel = NewGUCNestLevel();
-	pin_settings(tablespace);
-
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	run_utility(psprintf("CREATE TABLE outbox.%s (LIKE outbox.archive"
-						 " INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
-						 " INCLUDING COMMENTS)", name));
-	/* the server finds names, since a detached partition may still have them */
-	run_utility(psprintf("CREATE INDEX ON outbox.%s (id)"
-						 " WITH (deduplicate_items = off)", name));
-	run_utility(psprintf("CREATE INDEX ON outbox.%s (message_id)"
-						 " WITH (deduplicate_items = off)", name));
-	run_utility(psprintf("ALTER TABLE outbox.archive ATTACH PARTITION outbox.%s"
-						 " FOR VALUES FROM (%d, '%s') TO (%d, '%s')",
-						 name, keep, from, keep, to));
-	run_utility(psprintf("COMMENT ON TABLE outbox.%s IS"
-						 " 'Messages done on %.10s, UTC; a partition of outbox.archive.'",
-						 name, from));
-	if (SPI_finish() != SPI_OK_FINISH)
-		elog(ERROR, "could not disconnect from SPI");
-
-	AtEOXact_GUC(true, save_nestlevel);
-	SetUserIdAndSecContext(save_user, save_context);
-}
-
-/* Make a partition unless it is there; or unless somebody else is at it. */
-static void
-ensure_partition(int keep, int64 day, bool wait)
-{
-	Oid			archive = outbox_store(OUTBOX_QUEUE)->done;
-
-	if (wait)
-		LockRelationOid(archive, ShareUpdateExclusiveLock);
-	else if (!ConditionalLockRelationOid(archive, ShareUpdateExclusiveLock))
-		return;
-	if (!OidIsValid(find_partition(keep, day)))
-		make_partition(keep, day);
-	CommandCounterIncrement();
-}
-
-/* The partition for messages done at this time, made if need be. */
 Oid
-outbox_archive_partition(int keep, TimestampTz at)
+outbox_archive_partition(int *keep, TimestampTz at)
 {
-	int64		day = day_of(at);
-	Oid			relid = find_partition(keep, day);
+	Oid			relid = find_partition(*keep, at);
 
+	Assert(*keep >= OUTBOX_KEEP_DEFAULT && *keep <= OUTBOX_KEEP_MAX);
 	if (!OidIsValid(relid))
 	{
-		ensure_partition(keep, day, true);
-		relid = find_partition(keep, day);
+		relid = outbox_catalog()->archive_unsorted;
+		*keep += OUTBOX_KEEP_UNSORTED;
 	}
-	if (!OidIsValid(find_partition(keep, day + 1)))
-		ensure_partition(keep, day + 1, false);
 	return relid;
+}
+
+/* ---------------------------------------------------------------------- */
+/* Where a message may be                                                 */
+/* ---------------------------------------------------------------------- */
+
+static void
+make_list(Oid parent)
+{
+	List	   *children;
+	ListCell   *lc;
+
+	if (list_context == NULL)
+		list_context = AllocSetContextCreate(TopMemoryContext,
+											 "outbox partitions",
+											 ALLOCSET_SMALL_SIZES);
+	/* an invalidation from here on is for the next call */
+	list_seen = list_changes;
+	listed_parent = parent;
+	nlisted = 0;
+	list = NULL;
+	MemoryContextReset(list_context);
+
+	/* which they are is all that matters: no lock is needed for that */
+	children = find_inheritance_children(parent, NoLock);
+	list = MemoryContextAlloc(list_context,
+							  sizeof(ListedPartition) * (list_length(children) + 1));
+	foreach(lc, children)
+	{
+		char	   *name = get_rel_name(lfirst_oid(lc));
+
+		if (name == NULL)
+			continue;
+		list[nlisted++] = OUTBOX_MAKE(ListedPartition, lfirst_oid(lc),
+									  InvalidOid, end_by_name(name));
+		pfree(name);
+	}
+	list_free(children);
+}
+
+/* The index of a partition that finds a message by its id. */
+static Oid
+find_index(Relation partition)
+{
+	List	   *indexes = RelationGetIndexList(partition);
+	Oid			result = InvalidOid;
+	ListCell   *lc;
+
+	foreach(lc, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
+
+		if (index->rd_index->indkey.values[0] == H_MESSAGE_ID &&
+			index->rd_index->indisvalid &&
+			RelationGetIndexPredicate(index) == NIL)
+			result = RelationGetRelid(index);
+		index_close(index, AccessShareLock);
+	}
+	list_free(indexes);
+	return result;
+}
+
+/*
+ * Call "visit" for each partition in which this message may be, until it
+ * returns true; so does this then.  A partition is locked only while it is
+ * visited: so nobody who has looked for a message keeps retention from
+ * dropping partitions, and the locks do not add up.
+ */
+bool
+outbox_archive_search(const pg_uuid_t *message_id, OutboxArchiveVisit visit)
+{
+	Oid			parent = outbox_store(OUTBOX_QUEUE)->done;
+	TimestampTz made;
+	TimestampTz since = DT_NOBEGIN;
+	bool		found = false;
+
+	/* a message can only be in a partition that is older than its end */
+	AcceptInvalidationMessages();
+	/* and no message is done before it is made */
+	if (outbox_uuid7_time(message_id, &made) &&
+		made < GetCurrentTimestamp() + CLOCKS_DIFFER)
+		since = made - CLOCKS_DIFFER;
+	if (list == NULL || list_seen != list_changes || listed_parent != parent)
+		make_list(parent);
+
+	/* a new list can be made while we are at it, but only by a trigger */
+	for (int i = 0; i < nlisted && !found; i++)
+	{
+		Relation	partition;
+
+		if (list[i].until <= since)
+			continue;
+		partition = try_table_open(list[i].relid, AccessShareLock);
+		if (partition == NULL)
+			continue;			/* dropped meanwhile */
+		if (i < nlisted && list[i].relid == RelationGetRelid(partition))
+		{
+			if (!OidIsValid(list[i].index) || list_seen != list_changes)
+				list[i].index = find_index(partition);
+			if (OidIsValid(list[i].index))
+				found = visit(partition, list[i].index, message_id);
+		}
+		table_close(partition, AccessShareLock);
+	}
+	return found;
 }

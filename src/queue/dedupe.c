@@ -4,9 +4,9 @@
  *
  * outbox.dedupe holds one row per key that was ever given, with the message
  * that has it.  The row is written before the message, in its transaction,
- * and goes when the message goes: retention deletes it, or, where that was
- * not possible, the next one who comes with the key finds that the message
- * is no longer kept and takes the row over.
+ * and goes when the message goes: retention deletes it, or, where another
+ * transaction has locked it, the next one who comes with the key finds that the
+ * message is no longer kept and takes the row over.
  */
 #include "postgres.h"
 
@@ -128,6 +128,28 @@ outbox_dedupe_take(const pg_uuid_t *key, const pg_uuid_t *message_id,
 	return attempt.ours;
 }
 
+/*
+ * Is this message in the inbox?  Then it has been received, even if that is
+ * remembered no longer.  One that another transaction is finishing counts.
+ */
+static bool
+is_in_inbox(const pg_uuid_t *message_id)
+{
+	const OutboxStore *inbox = outbox_store(OUTBOX_INBOX);
+	TransactionId writer;
+	OutboxTable table;
+	TupleTableSlot *slot;
+	bool		found;
+
+	outbox_table_open_to_read(&table, inbox->table);
+	slot = outbox_table_slot(&table);
+	found = outbox_find_row(&table, inbox->message_id,
+							UUIDPGetDatum(message_id), slot, &writer);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&table);
+	return found;
+}
+
 /* Look whether the message was received before, and note it if it was not. */
 static bool
 try_message(void *arg, TransactionId *blocker)
@@ -143,8 +165,8 @@ try_message(void *arg, TransactionId *blocker)
 	/* one that is found with a blocker is just being forgotten */
 	if (TransactionIdIsValid(*blocker))
 		return false;
-	attempt->ours = !found;
-	if (found)
+	attempt->ours = !found && !is_in_inbox(attempt->key);
+	if (!attempt->ours)
 		return true;
 	row = outbox_table_new_row(&attempt->table);
 	outbox_row_set(row, R_MESSAGE_ID, UUIDPGetDatum(attempt->key));
@@ -171,22 +193,27 @@ outbox_dedupe_receive(const pg_uuid_t *message_id)
 	return attempt.ours;
 }
 
-/* The message that has this key is not kept any more. */
-void
+/*
+ * The message that has this key is not kept any more.  False if it does not
+ * have it, or if another transaction has locked it: then that takes it over.
+ */
+bool
 outbox_dedupe_forget(const pg_uuid_t *key, const pg_uuid_t *message_id)
 {
 	OutboxTable table;
 	TupleTableSlot *slot;
 	TransactionId blocker;
+	bool		forgotten;
 
 	outbox_table_open(&table, outbox_catalog()->dedupe, D_NATTS);
 	slot = outbox_table_slot(&table);
-	if (outbox_find_row(&table, outbox_catalog()->dedupe_pkey,
-						UUIDPGetDatum(key), slot, &blocker) &&
+	forgotten = outbox_find_row(&table, outbox_catalog()->dedupe_pkey,
+								UUIDPGetDatum(key), slot, &blocker) &&
 		!TransactionIdIsValid(blocker) &&
 		outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(slot, D_MESSAGE_ID)),
-						  message_id))
-		(void) outbox_table_delete(&table, slot, false, &blocker);
+						  message_id) &&
+		outbox_table_delete(&table, slot, false, &blocker) == OUTBOX_ROW_OK;
 	ExecDropSingleTupleTableSlot(slot);
 	outbox_table_close(&table);
+	return forgotten;
 }

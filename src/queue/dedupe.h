@@ -11,7 +11,7 @@ extern bool outbox_dedupe_take(const pg_uuid_t *key,
 							   const pg_uuid_t *message_id,
 							   pg_uuid_t *holder);
 extern bool outbox_dedupe_receive(const pg_uuid_t *message_id);
-extern void outbox_dedupe_forget(const pg_uuid_t *key,
+extern bool outbox_dedupe_forget(const pg_uuid_t *key,
 								 const pg_uuid_t *message_id);
 
 #endif							/* OUTBOX_DEDUPE_H */

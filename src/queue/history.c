@@ -2,9 +2,9 @@
  * history.c
  *	  Where messages go when they leave the queue: the archive, or the dead.
  *
- * Done messages go to the partition of outbox.archive for the day, and for
- * how long their topic wants them kept; so retention is nothing but dropping
- * partitions.  Failed ones go to outbox.dead and stay until somebody decides.
+ * Done messages go to the partition of outbox.archive for the time, and for
+ * how long their topic wants them kept; so retention is little more than
+ * dropping partitions.  Failed ones go to outbox.dead and stay until somebody decides.
  * The rows of a call are collected and written together at its end.
  */
 #include "postgres.h"
@@ -23,6 +23,7 @@
 #include "queue/history.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
+#include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/table.h"
@@ -110,8 +111,8 @@ free_key(TupleTableSlot *message)
 	outbox_dedupe_digest(DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
 						 DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
 						 DatumGetTextPP(dedupe_key), &digest);
-	outbox_dedupe_forget(&digest,
-						 DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)));
+	(void) outbox_dedupe_forget(&digest,
+								DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)));
 }
 
 /* Columns that history takes over as they are: where from, where to. */
@@ -177,12 +178,24 @@ make_history_row(TupleDesc desc, TupleTableSlot *message,
 	return heap_form_tuple(desc, values, isnull);
 }
 
-/* Where what is done goes: the queue's history has partitions. */
+/*
+ * Where a message goes: what is done of the queue's has partitions, and one of
+ * them changes *keep.
+ */
 static Oid
-done_table(const OutboxStore *store, int keep, TimestampTz now)
+history_table(const OutboxStore *store, OutboxStatus status, int *keep,
+			  TimestampTz now)
 {
-	return store->kind == OUTBOX_QUEUE ? outbox_archive_partition(keep, now) :
-		store->done;
+	Oid			relid;
+
+	if (status == OUTBOX_DEAD)
+		return store->dead;
+	if (store->kind != OUTBOX_QUEUE)
+		return store->done;
+	relid = outbox_archive_partition(keep, now);
+	if (relid == outbox_catalog()->archive_unsorted)
+		outbox_wake_note_upkeep();
+	return relid;
 }
 
 /*
@@ -224,8 +237,9 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 		history->context = AllocSetContextCreate(CurrentMemoryContext,
 												 "outbox history",
 												 ALLOCSET_DEFAULT_SIZES);
-	destination = get_destination(history, outcome->status == OUTBOX_DONE ?
-								  done_table(store, keep, history->now) : store->dead);
+	destination = get_destination(history,
+								  history_table(store, outcome->status, &keep,
+												history->now));
 	row = outbox_table_batch_row(&destination->table, destination->nrows);
 	old = MemoryContextSwitchTo(history->context);
 	ExecStoreHeapTuple(make_history_row(row->tts_tupleDescriptor, message,

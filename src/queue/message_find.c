@@ -8,16 +8,13 @@
  */
 #include "postgres.h"
 
-#include "access/table.h"
 #include "access/transam.h"
-#include "catalog/pg_inherits.h"
 #include "storage/lmgr.h"
-#include "utils/rel.h"
 
 #include "outbox.h"
+#include "queue/archive.h"
 #include "queue/message_find.h"
 #include "table/catalog.h"
-#include "table/columns.h"
 #include "table/probe.h"
 #include "table/table.h"
 
@@ -26,19 +23,30 @@
  * another answer, *writer is the transaction that is changing that.
  */
 static bool
+look_up(OutboxTable *table, Oid index, const pg_uuid_t *message_id,
+		TransactionId *writer)
+{
+	TupleTableSlot *slot = outbox_table_slot(table);
+	bool		found = outbox_find_row(table, index, UUIDPGetDatum(message_id),
+										slot, writer);
+
+	ExecDropSingleTupleTableSlot(slot);
+	/* to know is enough: nobody has to wait for our end */
+	UnlockRelationOid(index, AccessShareLock);
+	return found;
+}
+
+static bool
 find_message(Oid relid, Oid index, const pg_uuid_t *message_id,
 			 TransactionId *writer)
 {
 	OutboxTable table;
-	TupleTableSlot *slot;
 	bool		found;
 
 	outbox_table_open_to_read(&table, relid);
-	slot = outbox_table_slot(&table);
-	found = outbox_find_row(&table, index, UUIDPGetDatum(message_id), slot,
-							writer);
-	ExecDropSingleTupleTableSlot(slot);
+	found = look_up(&table, index, message_id, writer);
 	outbox_table_close(&table);
+	UnlockRelationOid(relid, AccessShareLock);
 	return found;
 }
 
@@ -52,65 +60,20 @@ table_has(Oid relid, Oid index, const pg_uuid_t *message_id)
 		TransactionIdIsValid(writer);
 }
 
-/* The index of an archive partition that finds a message by its id. */
-static Oid
-partition_index(Relation partition)
-{
-	List	   *indexes = RelationGetIndexList(partition);
-	Oid			result = InvalidOid;
-	ListCell   *lc;
-
-	foreach(lc, indexes)
-	{
-		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
-
-		if (index->rd_index->indkey.values[0] == H_MESSAGE_ID &&
-			index->rd_index->indisvalid &&
-			RelationGetIndexPredicate(index) == NIL)
-			result = RelationGetRelid(index);
-		index_close(index, AccessShareLock);
-	}
-	list_free(indexes);
-	return result;
-}
-
-/*
- * Is the message in this partition of the archive, if that is still there?  No
- * lock is kept: partitions are many, and old ones must be dropped some time.
- */
 static bool
-partition_has(Oid partition, const pg_uuid_t *message_id)
+partition_has(Relation partition, Oid index, const pg_uuid_t *message_id)
 {
-	Relation	rel = try_table_open(partition, AccessShareLock);
-	Oid			index;
-	bool		found = false;
+	OutboxTable table = {.rel = partition};
+	TransactionId writer;
 
-	if (rel == NULL)
-		return false;
-	index = partition_index(rel);
-	if (OidIsValid(index))
-	{
-		found = table_has(partition, index, message_id);
-		UnlockRelationOid(index, AccessShareLock);
-		UnlockRelationOid(partition, AccessShareLock);
-	}
-	table_close(rel, AccessShareLock);
-	return found;
+	return look_up(&table, index, message_id, &writer) ||
+		TransactionIdIsValid(writer);
 }
 
 static bool
 archive_has(const pg_uuid_t *message_id)
 {
-	List	   *partitions = find_inheritance_children(outbox_store(OUTBOX_QUEUE)->done,
-													   NoLock);
-	ListCell   *lc;
-
-	foreach(lc, partitions)
-	{
-		if (partition_has(lfirst_oid(lc), message_id))
-			return true;
-	}
-	return false;
+	return outbox_archive_search(message_id, partition_has);
 }
 
 /* Has this message left the queue, and is still kept? */

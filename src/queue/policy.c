@@ -7,8 +7,6 @@
  */
 #include "postgres.h"
 
-#include <limits.h>
-
 #include "utils/datum.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
@@ -169,7 +167,7 @@ keep_seconds(Datum interval)
 
 	if (seconds < 0)
 		return OUTBOX_KEEP_FOREVER;
-	return (int) Min(seconds + 0.5, INT_MAX);
+	return (int) Min(seconds + 0.5, OUTBOX_KEEP_MAX);
 }
 
 /*

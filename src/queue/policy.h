@@ -27,6 +27,12 @@ typedef struct OutboxPolicy
 #define OUTBOX_KEEP_FOREVER (-1)
 #define OUTBOX_KEEP_NOT 0
 
+/* The longest that is told from others: 68 years. */
+#define OUTBOX_KEEP_MAX 2147483640
+
+/* Added to the class of what is in the archive and has no partition. */
+#define OUTBOX_KEEP_UNSORTED (-2147483645)
+
 extern void outbox_policy_init(void);
 extern void outbox_policy_forget(void);
 extern void outbox_policy_get(const OutboxStore *store, const text *namespace,

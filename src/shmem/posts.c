@@ -343,6 +343,31 @@ outbox_workers_due(TimestampTz at)
 	LWLockRelease(&state->lock);
 }
 
+/*
+ * Upkeep is wanted by then.  It is not put off by whoever wants it later, so
+ * those who want it in vain cannot have it done more often than they say.
+ */
+void
+outbox_workers_want_upkeep(TimestampTz at)
+{
+	OutboxWorkersState *state = outbox_workers_state();
+	OutboxPost *post;
+	bool		sooner = false;
+
+	if (state == NULL || pg_atomic_read_u32(&state->nserved) == 0)
+		return;
+	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
+	post = outbox_post_find(state, MyDatabaseId, InvalidOid);
+	if (post != NULL && at < post->next_upkeep)
+	{
+		post->next_upkeep = at;
+		sooner = true;
+	}
+	LWLockRelease(&state->lock);
+	if (sooner)
+		outbox_workers_due(at);
+}
+
 /* A lease ends then: the launcher is to know, if it would sleep through. */
 void
 outbox_workers_lease(TimestampTz ends)

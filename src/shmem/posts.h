@@ -40,8 +40,8 @@ typedef enum OutboxPostKind
  * A place where a worker may be needed: a database, and in it either what the
  * extension does by itself (roleid is invalid), or the handlers of one role.
  *
- * Changed only under the state's lock, but for next_upkeep, more_upkeep and
- * idle_rounds, which are its worker's alone.  "called" alone is also set under the shared lock.  The
+ * Changed only under the state's lock, but for more_upkeep and idle_rounds, which
+ * are its worker's alone.  "called" alone is also set under the shared lock.  The
  * launcher reads without it, and looks again under it before it starts a worker.
  */
 typedef struct OutboxPost
@@ -133,6 +133,7 @@ typedef struct OutboxWorkersCall
 
 extern void outbox_workers_call(const OutboxWorkersCall *call);
 extern void outbox_workers_due(TimestampTz at);
+extern void outbox_workers_want_upkeep(TimestampTz at);
 extern void outbox_workers_lease(TimestampTz ends);
 
 #endif							/* OUTBOX_POSTS_H */

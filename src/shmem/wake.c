@@ -52,6 +52,9 @@
 /* A claim that does not keep the time sleeps for so long at most. */
 #define NAP_MS 5000
 
+/* Upkeep that somebody wants is done so much later, and no more often. */
+#define UPKEEP_DELAY_MS 2000
+
 /* What the end of this transaction may be of interest for. */
 static int64 topics[MAX_TOPICS];
 static int	ntopics = 0;
@@ -64,6 +67,7 @@ static Oid	released_in = InvalidOid;	/* table in which an owner has
 static uint64 released_token;
 static bool note_worker = false;
 static bool note_database = false;
+static bool note_upkeep = false;
 static TimestampTz note_due = PG_INT64_MAX;
 static TimestampTz note_lease = PG_INT64_MAX;
 
@@ -132,6 +136,13 @@ outbox_wake_note_database(void)
 	note_worker = note_database = true;
 }
 
+/* A partition of the archive is missing. */
+void
+outbox_wake_note_upkeep(void)
+{
+	note_upkeep = true;
+}
+
 /* There will be, at some time. */
 void
 outbox_wake_note_due(TimestampTz at)
@@ -184,6 +195,9 @@ call_workers(void)
 		outbox_workers_due(note_due);
 	if (note_lease != PG_INT64_MAX)
 		outbox_workers_lease(note_lease);
+	if (note_upkeep)
+		outbox_workers_want_upkeep(TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+															   UPKEEP_DELAY_MS));
 }
 
 /* The transaction has ended, one way or the other, or was prepared. */
@@ -197,7 +211,7 @@ outbox_wake_xact_end(void)
 		call_workers();
 	}
 	ntopics = 0;
-	all_topics = note_worker = note_database = false;
+	all_topics = note_worker = note_database = note_upkeep = false;
 	policies_of = released_in = InvalidOid;
 	note_due = note_lease = PG_INT64_MAX;
 }

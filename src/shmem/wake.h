@@ -20,6 +20,7 @@ extern void outbox_wake_note_release(Oid relid, uint64 token);
 extern void outbox_wake_note_worker(void);
 extern void outbox_wake_note_database(void);
 extern void outbox_wake_note_due(TimestampTz at);
+extern void outbox_wake_note_upkeep(void);
 extern void outbox_wake_note_lease(TimestampTz ends);
 extern void outbox_wake_xact_end(void);
 

@@ -1,10 +1,11 @@
 -- dump.sql: what pg_dump has to carry. The partitions of the archive are
--- tables of their own and need no mention.
+-- tables of their own and need no mention, but for the one that is always there.
 
 SELECT pg_catalog.pg_extension_config_dump('outbox.message_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.queue', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.dedupe', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.archive', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.archive_unsorted', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.dead', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.topics', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.handlers', '');

@@ -159,7 +159,7 @@ BEGIN
                          CASE WHEN workers.serves THEN 'yes' ELSE 'no' END,
                          workers.waiting, workers.failing) END;
     hint := CASE WHEN NOT preloaded THEN
-                     'Preload the library, or call outbox.run_maintenance() regularly: '
+                     'Preload the library, or CALL outbox.maintain() regularly: '
                      'outbox.schedule_maintenance().'
                  WHEN workers.no_slots THEN
                      'The server has no room for a worker: raise max_worker_processes.'

@@ -145,11 +145,13 @@ CREATE TABLE outbox.inbox_done (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
-    payload        text        NOT NULL
+    payload        text        NOT NULL,
+
+    CONSTRAINT inbox_done_pkey PRIMARY KEY (id)
 );
 
 CREATE INDEX inbox_done_message_id_idx ON outbox.inbox_done (message_id);
-CREATE INDEX inbox_done_processed_idx ON outbox.inbox_done (processed_at);
+CREATE INDEX inbox_done_keep_idx ON outbox.inbox_done (keep, processed_at);
 
 COMMENT ON TABLE outbox.inbox_done IS
     'Received messages that are done, where that was asked for. Look at outbox.inbox instead.';
@@ -205,7 +207,7 @@ CREATE TABLE outbox.inbox_dead (
 );
 
 CREATE INDEX inbox_dead_message_id_idx ON outbox.inbox_dead (message_id);
-CREATE INDEX inbox_dead_processed_idx ON outbox.inbox_dead (processed_at);
+CREATE INDEX inbox_dead_keep_idx ON outbox.inbox_dead (keep, processed_at);
 
 COMMENT ON TABLE outbox.inbox_dead IS
     'Received messages that have failed. Look at outbox.inbox instead.';

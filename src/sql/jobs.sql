@@ -169,11 +169,13 @@ CREATE TABLE outbox.run_done (
     dedupe_key     text,
     headers        jsonb,
     output         text,
-    payload        text        NOT NULL
+    payload        text        NOT NULL,
+
+    CONSTRAINT run_done_pkey PRIMARY KEY (id)
 );
 
 CREATE INDEX run_done_message_id_idx ON outbox.run_done (message_id);
-CREATE INDEX run_done_processed_idx ON outbox.run_done (processed_at);
+CREATE INDEX run_done_keep_idx ON outbox.run_done (keep, processed_at);
 CREATE INDEX run_done_job_idx ON outbox.run_done (job_name, processed_at);
 
 COMMENT ON TABLE outbox.run_done IS 'Runs that are done. Look at outbox.job_runs instead.';
@@ -227,7 +229,7 @@ CREATE TABLE outbox.run_dead (
 );
 
 CREATE INDEX run_dead_message_id_idx ON outbox.run_dead (message_id);
-CREATE INDEX run_dead_processed_idx ON outbox.run_dead (processed_at);
+CREATE INDEX run_dead_keep_idx ON outbox.run_dead (keep, processed_at);
 CREATE INDEX run_dead_job_idx ON outbox.run_dead (job_name, processed_at);
 
 COMMENT ON TABLE outbox.run_dead IS 'Runs that have failed. Look at outbox.job_runs instead.';

@@ -1,317 +1,158 @@
--- maintenance.sql: what is no longer kept. Serves sql_admin.c.
+-- maintenance.sql: what the background worker does, for servers without one.
 
--- _make_archive_partition(keep, at)
---     Makes the partition of the archive for a retention class and the day of
---     this time, unless it exists.
-CREATE FUNCTION outbox._make_archive_partition(
-    keep integer,
-    at   timestamptz
-)
-RETURNS void
-LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_make_archive_partition';
+-- _maintenance_parts()
+--     What _maintenance_step can be called with, in order.
+CREATE FUNCTION outbox._maintenance_parts()
+RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN '{waits, join_members, leases, timers, handlers}'::pg_catalog.text[]
+       OPERATOR(pg_catalog.||) outbox._cleanup_parts();
 
-COMMENT ON FUNCTION outbox._make_archive_partition(integer, timestamptz) IS
-    'Makes the partition of the archive for this time, unless it is there.';
+COMMENT ON FUNCTION outbox._maintenance_parts() IS 'The parts of maintenance.';
 
--- _dedupe_digest(namespace, topic, dedupe_key)
---     Returns the key of outbox.dedupe.
-CREATE FUNCTION outbox._dedupe_digest(
-    namespace  text,
-    topic      text,
-    dedupe_key text
-)
-RETURNS uuid
-LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
-AS 'MODULE_PATHNAME', 'outbox_dedupe_digest_sql';
-
-COMMENT ON FUNCTION outbox._dedupe_digest(text, text, text) IS
-    'What outbox.dedupe knows a dedupe key by.';
-
--- _message_is_kept(message_id)
---     Is the message in the queue, the archive or among the dead?
-CREATE FUNCTION outbox._message_is_kept(message_id uuid)
-RETURNS boolean
-LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_message_is_kept_sql';
-
-COMMENT ON FUNCTION outbox._message_is_kept(uuid) IS
-    'Whether there is still a message with this id, in whatever state.';
-
--- _drop_partition(partition)
---     Drops a partition of the archive, unless somebody is reading: then it
---     stays until the next time. Returns how many messages it held, as far as
---     the statistics know.
-CREATE FUNCTION outbox._drop_partition(partition regclass)
+-- _maintenance_step(part)
+--     A bounded piece of a part of maintenance, which waits for nobody for longer
+--     than a moment; how much there was to do.
+CREATE FUNCTION outbox._maintenance_step(part text)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
-SET lock_timeout = '200ms'
+SET lock_timeout = '1s'
 AS $$
-DECLARE
-    held bigint;
 BEGIN
-    SELECT greatest(pg_stat_get_live_tuples(c.oid), c.reltuples::bigint, 0)
-      INTO held
-      FROM pg_class c
-     WHERE c.oid = partition;
-    EXECUTE format('DROP TABLE %s', partition);
-    RETURN held;
-EXCEPTION
-    WHEN lock_not_available THEN
-        RETURN 0;
+    CASE part
+        WHEN 'waits' THEN
+            RETURN outbox.process_join_waits();
+        WHEN 'handlers' THEN
+            -- in processes of their own, for which nothing of ours may be in the way
+            RETURN outbox._start_handlers();
+        WHEN 'join_members' THEN
+            RETURN outbox.reconcile_joins();
+        WHEN 'leases' THEN
+            RETURN outbox.reap() + outbox.reap_inbox()
+                   + outbox.reap_expired_timers() + outbox.reap_expired_job_runs();
+        WHEN 'timers' THEN
+            IF current_setting('outbox.dispatch_timers')::boolean THEN
+                RETURN outbox.dispatch_due();
+            END IF;
+            RETURN 0;
+        ELSE
+            RETURN outbox._cleanup_step(part);
+    END CASE;
 END
 $$;
 
-COMMENT ON FUNCTION outbox._drop_partition(regclass) IS
-    'Drops a partition of the archive, unless somebody is reading.';
+COMMENT ON FUNCTION outbox._maintenance_step(text) IS
+    'A bounded piece of a part of maintenance.';
 
--- _purge_rows(tab, condition, batch_limit)
---     Deletes rows of a history table with their dedupe keys; how many.
-CREATE FUNCTION outbox._purge_rows(
-    tab         regclass,
-    condition   text,
-    batch_limit integer
+-- _maintenance_failed(part, state, message)
+--     Logs that a part of maintenance has failed; but where nothing may be written,
+--     or the caller may not do it, the error is his.
+CREATE FUNCTION outbox._maintenance_failed(
+    part    text,
+    state   text,
+    message text
 )
-RETURNS bigint
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    purged bigint;
-BEGIN
-    EXECUTE format($sql$
-        WITH gone AS (
-            DELETE FROM %1$s
-             WHERE ctid = ANY (ARRAY(
-                       SELECT ctid FROM %1$s WHERE %2$s LIMIT %3$s
-                       FOR UPDATE SKIP LOCKED))
-            RETURNING namespace, topic, dedupe_key, message_id
-        ), keys AS (
-            DELETE FROM outbox.dedupe k
-             USING gone
-             WHERE gone.dedupe_key IS NOT NULL
-               AND k.key = outbox._dedupe_digest(gone.namespace, gone.topic, gone.dedupe_key)
-               AND k.message_id = gone.message_id
-        )
-        SELECT count(*) FROM gone
-    $sql$, tab, condition, batch_limit)
-    INTO purged;
-    RETURN purged;
-END
-$$;
-
-COMMENT ON FUNCTION outbox._purge_rows(regclass, text, integer) IS
-    'Deletes rows of a history table with their dedupe keys.';
-
--- _sweep_dedupe(batch_limit)
---     Looks at some dedupe keys, from a random one on, and deletes those whose
---     messages are no longer kept. It only saves room: such a key is free for
---     whoever comes with it.
-CREATE FUNCTION outbox._sweep_dedupe(batch_limit integer)
-RETURNS void
-LANGUAGE sql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    DELETE FROM outbox.dedupe d
-     USING (SELECT key, message_id
-              FROM outbox.dedupe
-             WHERE key >= (SELECT gen_random_uuid())
-             ORDER BY key
-             LIMIT batch_limit) sample
-     WHERE d.key = sample.key
-       AND d.message_id = sample.message_id
-       AND NOT outbox._message_is_kept(sample.message_id);
-$$;
-
-COMMENT ON FUNCTION outbox._sweep_dedupe(integer) IS
-    'Deletes some dedupe keys whose messages are no longer kept.';
-
--- _purge_stores(batch_limit)
---     Deletes what the other live tables have finished, and the memory of what
---     was received, that is kept no longer. What is not done is not forgotten.
-CREATE FUNCTION outbox._purge_stores(batch_limit integer)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    done interval := current_setting('outbox.retention')::interval;
-    dead interval := current_setting('outbox.dead_retention')::interval;
-    seen interval := current_setting('outbox.deduplication_retention')::interval;
-    finished record;
 BEGIN
-    FOR finished IN
-        SELECT format('%s_%s', store, ending) AS tab,
-               CASE ending WHEN 'done' THEN done ELSE dead END AS keep
-          FROM unnest(ARRAY['inbox', 'timer', 'run']) store,
-               unnest(ARRAY['done', 'dead']) ending
-    LOOP
-        CONTINUE WHEN finished.keep < '0';
-        EXECUTE format(
-            'DELETE FROM outbox.%1$I WHERE ctid = ANY (ARRAY(
-                 SELECT ctid FROM outbox.%1$I
-                  WHERE processed_at < $1
-                  ORDER BY processed_at LIMIT $2))',
-            finished.tab)
-        USING clock_timestamp() - finished.keep, batch_limit;
-    END LOOP;
-    DELETE FROM outbox.message_deduplication d
-     WHERE seen >= '0' AND d.message_id IN (
-               SELECT o.message_id FROM outbox.message_deduplication o
-                WHERE o.first_seen_at < clock_timestamp() - seen
-                  AND NOT EXISTS (SELECT FROM outbox.inbox_queue q
-                                   WHERE q.message_id = o.message_id)
-                ORDER BY o.first_seen_at
-                LIMIT batch_limit
-                  FOR UPDATE SKIP LOCKED);
-END
-$$;
-
-COMMENT ON FUNCTION outbox._purge_stores(integer) IS
-    'Deletes what the inbox, timers and jobs keep no longer.';
-
--- cleanup(retention, dead_retention, batch_limit, join_retention)
---     Removes what is kept no longer, and makes the archive's partitions of
---     today and tomorrow. Messages that are done go a day at a time, by
---     dropping a partition, unless they are to be kept for less than a day or
---     a retention is given here; rows are deleted batch_limit (10000) at a
---     time. The arguments stand in for outbox.retention,
---     outbox.dead_retention and outbox.join_retention; topics that have their
---     own keep it. Returns how many messages were removed.
-CREATE FUNCTION outbox.cleanup(
-    retention      interval DEFAULT NULL,
-    dead_retention interval DEFAULT NULL,
-    batch_limit    integer  DEFAULT NULL,
-    join_retention interval DEFAULT NULL
-)
-RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-AS $$
-DECLARE
-    -- In seconds: what a partition of the archive spans, and the longest
-    -- retention. Longer ones keep rows for ever, as now_at less the retention
-    -- could be before the first timestamp that there is.
-    one_day CONSTANT integer := 86400;
-    century CONSTANT bigint  := 3153600000;
-
-    now_at    timestamptz := clock_timestamp();
-    rows_max  integer := coalesce(cleanup.batch_limit, 10000);
-    removed   bigint := 0;
-    doomed    regclass[] := '{}';
-    seconds   double precision;
-    cutoff    timestamptz;
-    partition record;
-    kept      record;
-BEGIN
-    PERFORM outbox._check_limit('batch_limit', cleanup.batch_limit);
-    PERFORM outbox._make_archive_partition(-2, now_at);
-
-    FOR partition IN
-        SELECT c.oid::regclass AS relation,
-               CASE m[1] WHEN 'default' THEN -2 WHEN 'forever' THEN -1
-                         ELSE rtrim(m[1], 's')::integer END AS keep,
-               to_date(m[2], 'YYYYMMDD')::timestamptz AS since
-          FROM pg_inherits i
-          JOIN pg_class c ON c.oid = i.inhrelid,
-               regexp_match(c.relname, '^archive_(default|forever|\d+s)_(\d{8})$') m
-         WHERE i.inhparent = 'outbox.archive'::regclass
-           AND m IS NOT NULL
-         ORDER BY m[2]
-    LOOP
-        seconds := CASE partition.keep
-            WHEN -2 THEN extract(epoch FROM coalesce(
-                             cleanup.retention,
-                             current_setting('outbox.retention')::interval))
-            ELSE partition.keep
-        END;
-        CONTINUE WHEN seconds < 0 OR partition.keep = -1;
-        CONTINUE WHEN seconds > century;
-        cutoff := now_at - seconds * interval '1 second';
-        IF partition.since + interval '1 day' <= cutoff THEN
-            doomed := doomed || partition.relation;
-        ELSIF partition.since < cutoff
-              AND (seconds < one_day OR (partition.keep = -2 AND cleanup.retention IS NOT NULL))
-        THEN
-            removed := removed + outbox._purge_rows(
-                partition.relation, format('processed_at < %L', cutoff), rows_max);
-        END IF;
-    END LOOP;
-
-    FOR kept IN
-        WITH RECURSIVE classes(keep) AS (
-            (SELECT keep FROM outbox.dead ORDER BY keep LIMIT 1)
-            UNION ALL
-            SELECT (SELECT d.keep FROM outbox.dead d
-                     WHERE d.keep > c.keep ORDER BY d.keep LIMIT 1)
-              FROM classes c
-             WHERE c.keep IS NOT NULL
-        )
-        SELECT keep FROM classes WHERE keep IS NOT NULL
-    LOOP
-        seconds := CASE kept.keep
-            WHEN -2 THEN extract(epoch FROM coalesce(
-                             cleanup.dead_retention,
-                             current_setting('outbox.dead_retention')::interval))
-            ELSE kept.keep
-        END;
-        CONTINUE WHEN seconds < 0 OR seconds > century;
-        removed := removed + outbox._purge_rows(
-            'outbox.dead',
-            format('keep = %s AND processed_at < %L', kept.keep,
-                   now_at - seconds * interval '1 second'),
-            rows_max);
-    END LOOP;
-
-    PERFORM outbox._sweep_dedupe(least(rows_max, 1000));
-    PERFORM outbox._purge_stores(rows_max);
-    seconds := extract(epoch FROM coalesce(
-                   cleanup.join_retention,
-                   current_setting('outbox.join_retention')::interval));
-    IF seconds BETWEEN 0 AND century THEN
-        PERFORM outbox._purge_joins(seconds * interval '1 second', rows_max);
+    IF state IN ('25006', '42501') THEN
+        RAISE EXCEPTION '%', message USING ERRCODE = state;
     END IF;
-
-    -- last, because this locks out the readers of the archive until the end
-    FOR i IN 1 .. cardinality(doomed) LOOP
-        removed := removed + outbox._drop_partition(doomed[i]);
-    END LOOP;
-    RETURN removed;
+    RAISE WARNING 'outbox maintenance: part "%" failed: %', part, message
+        USING ERRCODE = state;
 END
 $$;
 
-COMMENT ON FUNCTION outbox.cleanup(interval, interval, integer, interval) IS
-    'Removes messages that are kept no longer; returns how many.';
+COMMENT ON FUNCTION outbox._maintenance_failed(text, text, text) IS
+    'Logs that a part of maintenance has failed.';
 
 -- run_maintenance()
---     One round of all that the background workers do, for servers without
---     them, but without handlers: no handler ever runs in a session that goes on
---     with another's rights. Returns how much there was to do.
+--     One bounded round of what the background worker does, in this transaction,
+--     without handlers. What fails is logged, and the rest goes on. Returns how
+--     much there was to do.
 CREATE FUNCTION outbox.run_maintenance()
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    done bigint;
+    part text;
+    done bigint := 0;
 BEGIN
-    done := outbox.process_join_waits() + outbox.reconcile_joins()
-            + outbox.reap() + outbox.reap_inbox()
-            + outbox.reap_expired_timers() + outbox.reap_expired_job_runs();
-    IF current_setting('outbox.dispatch_timers')::boolean THEN
-        done := done + outbox.dispatch_due();
-    END IF;
-    RETURN done + outbox.cleanup();
+    FOREACH part IN ARRAY array_remove(outbox._maintenance_parts(), 'handlers') LOOP
+        BEGIN
+            done := done + outbox._maintenance_step(part);
+        EXCEPTION
+            WHEN OTHERS THEN
+                PERFORM outbox._maintenance_failed(part, SQLSTATE, SQLERRM);
+        END;
+    END LOOP;
+    RETURN done;
 END
 $$;
 
 COMMENT ON FUNCTION outbox.run_maintenance() IS
-    'One round of all that the background workers do, but without handlers.';
+    'One round of what the background worker does, in this transaction.';
+
+-- maintain()
+--     All that the background worker does, until nothing is left, with a commit
+--     after each step. What fails is logged, the rest goes on, and at the end the
+--     call fails with the first error. A procedure that commits can have no
+--     settings of its own, so the body makes none of its names depend on the
+--     caller's until search_path is pinned, which lasts for a transaction.
+CREATE PROCEDURE outbox.maintain()
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    part         pg_catalog.text;
+    done         pg_catalog.int8;
+    done_in_pass pg_catalog.int8;
+    passes       pg_catalog.int4 := 0;
+    failed_state pg_catalog.text;
+    failure      pg_catalog.text;
+BEGIN
+    COMMIT;
+    LOOP
+        SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+        PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+        done_in_pass := 0;
+        FOREACH part IN ARRAY outbox._maintenance_parts() LOOP
+            LOOP
+                BEGIN
+                    done := outbox._maintenance_step(part);
+                EXCEPTION
+                    WHEN OTHERS THEN
+                        PERFORM outbox._maintenance_failed(part, SQLSTATE, SQLERRM);
+                        failed_state := coalesce(failed_state, SQLSTATE);
+                        failure := coalesce(failure, format('%s: %s', part, SQLERRM));
+                        done := 0;
+                END;
+                done_in_pass := done_in_pass + done;
+                COMMIT;
+                SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+                PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+                EXIT WHEN done = 0;
+            END LOOP;
+        END LOOP;
+        -- a wait for a join that somebody keeps locked is looked at again and again
+        passes := passes + 1;
+        EXIT WHEN done_in_pass = 0 OR passes = 100;
+    END LOOP;
+    IF failure IS NOT NULL THEN
+        RAISE EXCEPTION 'outbox maintenance is incomplete: %', failure
+            USING ERRCODE = failed_state;
+    END IF;
+END
+$$;
+
+COMMENT ON PROCEDURE outbox.maintain() IS
+    'All that the background worker does, until nothing is left.';
 
 -- schedule_maintenance(cron_schedule)
---     Has pg_cron call run_maintenance in this database; null ends that.
+--     Has pg_cron call maintain in this database; null ends that.
 --     Returns the name of the schedule.
 CREATE FUNCTION outbox.schedule_maintenance(cron_schedule text DEFAULT '* * * * *')
 RETURNS text
@@ -325,7 +166,7 @@ BEGIN
     IF cron_schedule IS NULL THEN
         PERFORM outbox._cron_unschedule(name);
     ELSE
-        PERFORM outbox._cron_schedule(name, cron_schedule, 'SELECT outbox.run_maintenance()');
+        PERFORM outbox._cron_schedule(name, cron_schedule, 'CALL outbox.maintain()');
     END IF;
     RETURN name;
 END

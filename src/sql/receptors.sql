@@ -13,6 +13,9 @@ CREATE TABLE outbox.receptor_processing (
     CONSTRAINT receptor_processing_pkey PRIMARY KEY (message_id, receptor_name)
 );
 
+CREATE INDEX receptor_processing_last_idx
+    ON outbox.receptor_processing ((coalesce(processed_at, started_at)));
+
 COMMENT ON TABLE outbox.receptor_processing IS 'What receptors have made of messages.';
 COMMENT ON COLUMN outbox.receptor_processing.message_id IS 'The message.';
 COMMENT ON COLUMN outbox.receptor_processing.receptor_name IS 'The receptor.';

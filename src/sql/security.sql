@@ -3,8 +3,25 @@
 REVOKE ALL ON SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA outbox FROM PUBLIC;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON TYPE outbox.message, outbox.enqueue_result, outbox.work_item FROM PUBLIC;
+
+-- a column or a function of a table's row type would be in the way of dropping it
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOR name IN
+        SELECT t.typname
+          FROM pg_catalog.pg_type t
+          JOIN pg_catalog.pg_class c ON c.oid = t.typrelid
+         WHERE t.typnamespace = 'outbox'::pg_catalog.regnamespace
+           AND c.relkind IN ('r', 'p', 'v')
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON TYPE outbox.%I FROM PUBLIC', name);
+    END LOOP;
+END
+$$;
 
 -- _rights(kind)
 --     What a producer, a worker, a monitor or an admin is granted, as GRANT and
@@ -47,7 +64,9 @@ AS $$
            WHEN 'admin' THEN p.proname !~ '^(_|grant_|revoke_)' OR p.proname IN (
                -- called by views and functions with the rights of the caller
                '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
-               '_waiting_claims', '_start_handlers')
+               '_waiting_claims', '_start_handlers',
+               '_maintenance_parts', '_maintenance_step', '_maintenance_failed',
+               '_cleanup_parts', '_cleanup_step')
            END
     UNION ALL
     -- to write a handler, or to keep messages in variables

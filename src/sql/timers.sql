@@ -144,11 +144,13 @@ CREATE TABLE outbox.timer_done (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
-    payload        text        NOT NULL
+    payload        text        NOT NULL,
+
+    CONSTRAINT timer_done_pkey PRIMARY KEY (id)
 );
 
 CREATE INDEX timer_done_message_id_idx ON outbox.timer_done (message_id);
-CREATE INDEX timer_done_processed_idx ON outbox.timer_done (processed_at);
+CREATE INDEX timer_done_keep_idx ON outbox.timer_done (keep, processed_at);
 
 COMMENT ON TABLE outbox.timer_done IS 'Timers that are done. Look at outbox.timers instead.';
 COMMENT ON COLUMN outbox.timer_done.id IS 'The work item, as it was in the queue.';
@@ -203,7 +205,7 @@ CREATE TABLE outbox.timer_dead (
 );
 
 CREATE INDEX timer_dead_message_id_idx ON outbox.timer_dead (message_id);
-CREATE INDEX timer_dead_processed_idx ON outbox.timer_dead (processed_at);
+CREATE INDEX timer_dead_keep_idx ON outbox.timer_dead (keep, processed_at);
 
 COMMENT ON TABLE outbox.timer_dead IS 'Timers that have failed. Look at outbox.timers instead.';
 COMMENT ON COLUMN outbox.timer_dead.id IS 'The work item, as it was in the queue.';

@@ -408,6 +408,7 @@ DECLARE
     installed text;
     stats     record;
     stuck     record;
+    overdue   record;
     holder    record;
 BEGIN
     SELECT * INTO library FROM outbox._library();
@@ -519,6 +520,25 @@ BEGIN
     hint := CASE WHEN NOT ok THEN
                 'See outbox.join_progress. outbox.reconcile_joins counts what was missed, '
                 'outbox.cancel_join ends one.' END;
+    RETURN NEXT;
+
+    component := 'archive';
+    SELECT count(*) AS n, min(p.name) AS first, min(d.dependents) AS dependents
+      INTO overdue
+      FROM outbox._overdue_partitions(current_setting('outbox.retention')::interval) p
+     CROSS JOIN LATERAL (SELECT outbox._dependents(p.relation) AS dependents) d
+     WHERE p.overdue_since < now() - interval '1 day' OR d.dependents IS NOT NULL;
+    ok := overdue.n = 0;
+    status := format('%s overdue', overdue.n);
+    detail := CASE WHEN NOT ok THEN
+                  format('partitions that are kept no longer, and were not dropped, as %s; %s',
+                         overdue.first,
+                         coalesce('in the way: ' || overdue.dependents, 'nothing depends on it'))
+              END;
+    hint := CASE WHEN overdue.dependents IS NOT NULL THEN
+                     'Drop what depends on them; read outbox.messages instead.'
+                 WHEN NOT ok THEN
+                     'Does a session keep them locked? Does maintenance run?' END;
     RETURN NEXT;
 
     RETURN QUERY SELECT * FROM outbox._worker_status(library.preloaded);

@@ -112,6 +112,7 @@ outbox_catalog(void)
 	look_up_store(OUTBOX_INBOX, nsp, "inbox_queue", "inbox_done", "inbox_dead");
 	look_up_store(OUTBOX_TIMERS, nsp, "timer_queue", "timer_done", "timer_dead");
 	look_up_store(OUTBOX_RUNS, nsp, "run_queue", "run_done", "run_dead");
+	catalog.archive_unsorted = find_relation(nsp, "archive_unsorted");
 	catalog.dead_message_id = find_relation(nsp, "dead_message_id_key");
 	catalog.dedupe = find_relation(nsp, "dedupe");
 	catalog.dedupe_pkey = find_relation(nsp, "dedupe_pkey");

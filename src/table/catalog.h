@@ -40,6 +40,7 @@ typedef struct OutboxCatalog
 	Oid			owner;
 	Oid			sequence;
 	OutboxStore stores[OUTBOX_NSTORES];
+	Oid			archive_unsorted;
 	Oid			dead_message_id;
 	Oid			dedupe;
 	Oid			dedupe_pkey;

@@ -69,3 +69,18 @@ outbox_uuid7(TimestampTz now, pg_uuid_t *uuid)
 	draw_random(uuid->data + 8, RANDOM_BYTES);
 	uuid->data[8] = (uuid->data[8] & 0x3F) | 0x80;	/* variant */
 }
+
+/* The time in a UUID of version 7; false if it is of another version. */
+bool
+outbox_uuid7_time(const pg_uuid_t *uuid, TimestampTz *at)
+{
+	uint64		head;
+
+	if (uuid->data[6] >> 4 != 7 || uuid->data[8] >> 6 != 2)
+		return false;
+	memcpy(&head, uuid->data, 8);
+	/* 48 bits of milliseconds are not too many for a timestamp */
+	*at = (int64) (pg_ntoh64(head) >> 16) * 1000 -
+		(POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY;
+	return true;
+}

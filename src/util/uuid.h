@@ -11,6 +11,7 @@
 #include "utils/uuid.h"
 
 extern void outbox_uuid7(TimestampTz now, pg_uuid_t *uuid);
+extern bool outbox_uuid7_time(const pg_uuid_t *uuid, TimestampTz *at);
 
 /* The order is that of the type's operators. */
 static inline int

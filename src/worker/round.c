@@ -228,10 +228,19 @@ reap(void *arg)
 	return n;
 }
 
+/* A step of this part of cleanup; more than 0 if it must go on. */
 static int64
 clean_up(void *arg)
 {
-	return run_sql("SELECT outbox.cleanup()::bigint");
+	return run_sql(psprintf("SELECT outbox._cleanup_step('%s')", (const char *) arg));
+}
+
+/* When is cleanup wanted again? */
+static int64
+find_interval(void *arg)
+{
+	*(int64 *) arg = run_sql("SELECT outbox._cleanup_interval()");
+	return 0;
 }
 
 static int64
@@ -242,34 +251,51 @@ reconcile_joins(void *arg)
 }
 
 /*
- * What nobody calls for: retention, the partitions of tomorrow, members whose end
- * nobody has counted.  Retention goes on until nothing is left to remove.
+ * What nobody calls for: retention, the partitions to come, members whose end
+ * nobody has counted.  Retention goes on until nothing is left to remove; a step of
+ * each part of it in a round, so that waits and timers do not wait for it.
  */
 static void
 upkeep(void)
 {
+	/* those of outbox._cleanup_parts */
+	static const char *const cleanups[] = {
+		"partitions", "archive", "unsorted", "dead", "inbox_done", "inbox_dead",
+		"timer_done", "timer_dead", "run_done", "run_dead", "received",
+		"receptors", "perspectives", "joins"
+	};
 	TimestampTz now = GetCurrentTimestamp();
-	TimestampTz next = TimestampTzPlusMilliseconds(now, UPKEEP_INTERVAL_MS);
+	int64		interval = UPKEEP_INTERVAL_MS;
+	int64		before;
 	bool		is_time;
 
 	if (post->next_upkeep == 0)
 		post->next_upkeep = TimestampTzPlusMilliseconds(now, FIRST_UPKEEP_MS);
 	/* it is never further ahead, unless the clock was set back */
-	is_time = now >= post->next_upkeep || post->next_upkeep > next;
-	/* what fails has a next try of its own */
+	is_time = now >= post->next_upkeep ||
+		post->next_upkeep > TimestampTzPlusMilliseconds(now, UPKEEP_INTERVAL_MS);
 	if (is_time)
-		post->next_upkeep = next;
+	{
+		run_part(OUTBOX_PART_RETENTION, lengthof(cleanups), "retention",
+				 find_interval, &interval);
+		/* what fails has a next try of its own */
+		LWLockAcquire(&state->lock, LW_EXCLUSIVE);
+		post->next_upkeep = TimestampTzPlusMilliseconds(now, interval);
+		LWLockRelease(&state->lock);
+	}
 	if (is_time ||
 		outbox_trouble_next_try(OUTBOX_PART_JOINS, 0) != DT_NOBEGIN)
 		run_part(OUTBOX_PART_JOINS, 0, "reconciling joins", reconcile_joins, NULL);
-	if (is_time || post->more_upkeep ||
-		outbox_trouble_next_try(OUTBOX_PART_RETENTION, 0) != DT_NOBEGIN)
+	before = current->done;
+	for (int i = 0; i < lengthof(cleanups); i++)
 	{
-		int64		before = current->done;
-
-		run_part(OUTBOX_PART_RETENTION, 0, "retention", clean_up, NULL);
-		post->more_upkeep = current->done > before;
+		if (is_time || post->more_upkeep ||
+			outbox_trouble_next_try(OUTBOX_PART_RETENTION, i) != DT_NOBEGIN)
+			run_part(OUTBOX_PART_RETENTION, i,
+					 psprintf("retention (%s)", cleanups[i]), clean_up,
+					 unconstify(char *, cleanups[i]));
 	}
+	post->more_upkeep = current->done > before;
 	wake_at(post->next_upkeep);
 }
 

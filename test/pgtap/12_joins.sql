@@ -403,7 +403,8 @@ SELECT outbox.ack(tap.alice(), tap.steps('obx-095-over')), outbox.ack(tap.alice(
        outbox.enqueue_join_wait(:'waited', true, 'obx-095-next', '') AS w,
        outbox.cleanup() AS usual,
        (SELECT count(*) FROM outbox.joins WHERE grouping_key LIKE 'obx-095-%') AS young \gset
-UPDATE outbox.joins SET last_updated_at = now() - interval '31 days' WHERE grouping_key LIKE 'obx-095-%';
+UPDATE outbox.joins SET created_at = now() - interval '31 days', last_updated_at = now() - interval '31 days' WHERE grouping_key LIKE 'obx-095-%';
+UPDATE outbox.cleanup_progress SET at = now() - interval '32 days' WHERE name = 'installed';
 SELECT outbox.cleanup() \gset
 SELECT count(*) AS members FROM outbox.join_members WHERE join_id = :'over' \gset
 SELECT is(

@@ -63,10 +63,13 @@ my $routed = value($dbh, $routes);
 enqueue($dbh, 'done', "done $_", dedupe_key => "done $_") for 1 .. 30;
 enqueue($dbh, 'kept', "kept $_", headers => '{"a": [1, null, "\u00e4"]}', correlation_id => 'c') for 1 .. 5;
 enqueue($dbh, 'hour', "hour $_", namespace => 'other', tenant_id => $anna) for 1 .. 5;
+# into archive_unsorted, and then into partitions
+claim($dbh, $anna, 'hour', 1) && settle($dbh, 'ack', $anna, 'hour');
+$dbh->do('SELECT outbox._make_partitions()');
 claim($dbh, $anna, $_) && settle($dbh, 'ack', $anna, $_) for qw(done kept hour);
 # yesterday's, too
 $dbh->do(<<'Q');
-SELECT outbox._make_archive_partition(-2, now() - interval '1 day');
+SELECT outbox._make_partition(-2, now() - interval '1 day', '1 day');
 UPDATE outbox.archive SET processed_at = processed_at - interval '1 day' WHERE topic = 'done' AND id % 2 = 0
 Q
 enqueue($dbh, 'dead', "dead $_", dedupe_key => "dead $_", stream_id => $streams[4]) for 1 .. 5;
@@ -157,7 +160,7 @@ push @relations, '(SELECT topic, namespace, paused, ready, oldest_ready_at, in_p
   '(SELECT id, topic, namespace, attempts, leased_at, locked_until, expired, owner_token, stream_id, message_id FROM outbox.leases)';
 push @relations, '(SELECT last_value, is_called FROM outbox.message_id_seq)';
 my %before = map { $_ => content($dbh, $_) } @relations;
-is(count_of($dbh, "pg_inherits WHERE inhparent = 'outbox.archive'::regclass"), 7, 'the archive has its partitions')
+is(count_of($dbh, "pg_inherits WHERE inhparent = 'outbox.archive'::regclass"), 8, 'the archive has its partitions')
   or diag(join ' ', map { @$_ } $dbh->selectall_array("SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'outbox.archive'::regclass"));
 
 sub check
@@ -168,7 +171,7 @@ sub check
 	{
 		is_deeply(content($new, $relation), $before{$relation}, "$name: $relation");
 	}
-	is(count_of($new, "pg_inherits WHERE inhparent = 'outbox.archive'::regclass"), 7, "$name: partitions");
+	is(count_of($new, "pg_inherits WHERE inhparent = 'outbox.archive'::regclass"), 8, "$name: partitions");
 
 	is(value($new, $routes), $routed, "$name: keys have the same stores");
 

@@ -28,6 +28,7 @@ my %values = (
 	text => [ "''", "' '", "'h'", "'''\"\\\$'", q(E'\n'), q(E'\x01\x7f\t\b'), "'%s%n'", "'a.b'", "'default'", "'join.wait'", @long, "repeat('x', 1000000)" ],
 	uuid => [ "'00000000-0000-0000-0000-000000000000'", "'ffffffff-ffff-ffff-ffff-ffffffffffff'", "'00000000-0000-4000-8000-000000000001'" ],
 	integer => [ 0, 1, -1, 2, 50, 10000, 10001, 86400, 86401, 2147483647, "'-2147483648'" ],
+	'double precision' => [ 0, 1, -1, 3600, "'1e300'", "'NaN'", "'Infinity'" ],
 	smallint => [ 0, 1, -1, 4, 99, 32767, "'-32768'" ],
 	bigint => [ 0, -1, "9223372036854775807", "'-9223372036854775808'" ],
 	boolean => [ 'true', 'false' ],
@@ -69,7 +70,7 @@ my %sane = (
 	instance_id => "'00000000-0000-4000-8000-000000000003'", service_name => "'s'", host_name => "'h'", process_id => 1,
 	receptor_name => "'r'", perspective_name => "'p'", last_message_id => "'00000000-0000-4000-8000-000000000004'",
 	handler_name => "'h'", handler => "'public.handle(outbox.message)'", due_time => 'now()', timer_id => "'00000000-0000-4000-8000-000000000005'", id => 'held.ids[1]', attempt => 'held.attempts[1]', reason => 4,
-	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', 'payloads jsonb' => "'[1]'", 'on_complete_payload json' => "'1'", 'on_complete_payload jsonb' => "'1'", message => "'1'", instances => "'{00000000-0000-0000-0000-000000000000}'", kind => "'worker'", setting => "'max_attempts'", partition => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'",
+	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', 'payloads jsonb' => "'[1]'", 'on_complete_payload json' => "'1'", 'on_complete_payload jsonb' => "'1'", message => "'1'", instances => "'{00000000-0000-0000-0000-000000000000}'", kind => "'worker'", setting => "'max_attempts'", relation => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'",
 	store => "'eu'", connection => "'service=eu'", routing_key => "'00000000-0000-4000-8000-000000000006'", key => "'00000000-0000-4000-8000-000000000006'", rule => "'store:eu'");
 # ---------------------------------------------------------------------------
 # Calls

@@ -268,11 +268,11 @@ sub try_changes
 	# maintenance
 	my $maintenance = value($session, "SELECT outbox.schedule_maintenance('7 0 1 1 *')");
 	my $scheduled = sub { value($cron, 'SELECT schedule || command FROM cron.job WHERE jobname = ? AND database = ?', $maintenance, $db) };
-	is($scheduled->(), '7 0 1 1 *SELECT outbox.run_maintenance()', "$db: maintenance is scheduled");
+	is($scheduled->(), '7 0 1 1 *CALL outbox.maintain()', "$db: maintenance is scheduled");
 	is(complaint($session, "SELECT outbox.schedule_maintenance('8 0 1 1 *')"), '', "$db: again");
-	is($scheduled->(), '8 0 1 1 *SELECT outbox.run_maintenance()', "$db: in place of the first");
+	is($scheduled->(), '8 0 1 1 *CALL outbox.maintain()', "$db: in place of the first");
 	is_state($session, "SELECT outbox.schedule_maintenance('often')", '22023', "$db: a bad schedule");
-	is($scheduled->(), '8 0 1 1 *SELECT outbox.run_maintenance()', "$db: changes nothing");
+	is($scheduled->(), '8 0 1 1 *CALL outbox.maintain()', "$db: changes nothing");
 	$session->do('SELECT outbox.schedule_maintenance(NULL)');
 	is($scheduled->(), undef, "$db: no more");
 	return;

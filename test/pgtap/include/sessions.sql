@@ -84,6 +84,6 @@ AS $$
         DELETE FROM outbox.joins WHERE grouping_key LIKE 'race%';
         DELETE FROM outbox.queue WHERE topic LIKE 'race%';
         DELETE FROM outbox.dead WHERE topic LIKE 'race%';
-        DELETE FROM outbox.dedupe d WHERE NOT outbox._message_is_kept(d.message_id);
+        DELETE FROM outbox.dedupe d WHERE NOT EXISTS (SELECT FROM outbox.messages m WHERE m.message_id = d.message_id);
     $tidy$)
 $$;
