@@ -824,10 +824,11 @@ sub check_end
 
 	if ($row)
 	{
-		my $claim = $claims{$key}{ $row->{attempts} };
-		wrong('handed out after its end', $key) if grep { $_ > $row->{attempts} } keys %{ $claims{$key} };
-		wrong('completed by nobody who had it', $key)
-		  if !$claim || !$claim->{completed} || $claim->{owner} ne ($row->{processed_by} // '');
+		# the row counts without the attempts that were given back
+		my $last = max(grep { $claims{$key}{$_}{completed} && $claims{$key}{$_}{owner} eq ($row->{processed_by} // '') } keys %{ $claims{$key} });
+
+		wrong('completed by nobody who had it', $key) if !defined $last || $row->{attempts} > $last;
+		wrong('handed out after its end', $key) if defined $last && grep { $_ > $last } keys %{ $claims{$key} };
 		return;
 	}
 	return if $key =~ /^o/;
