@@ -295,6 +295,19 @@ start_worker(int at, const OutboxWorkerOrder *order)
 	return RegisterDynamicBackgroundWorker(&worker, &handles[at]);
 }
 
+/* Have the extension's own worker of a database look again. */
+static void
+call_own(Oid dbid)
+{
+	OutboxPost *own = outbox_post_find(state, dbid, InvalidOid);
+
+	if (own == NULL)
+		return;
+	own->called = true;
+	if (own->latch != NULL)
+		SetLatch(own->latch);
+}
+
 /* A worker has ended: is it to be started again, and when? */
 static void
 note_end(OutboxPost *post, TimestampTz now)
@@ -316,6 +329,9 @@ note_end(OutboxPost *post, TimestampTz now)
 	/* is the database still there? */
 	if (post->failures > 1)
 		state->discover = true;
+	/* does the role still exist, and may it connect? */
+	if (OidIsValid(post->roleid))
+		call_own(post->dbid);
 }
 
 /* Which workers have ended?  How many of each kind have not? */

@@ -26,10 +26,12 @@
 #include "queue/handler.h"
 #include "queue/handler_bind.h"
 #include "queue/policy.h"
+#include "queue/walk.h"
 #include "shmem/directory.h"
 #include "shmem/posts.h"
 #include "shmem/troubles.h"
 #include "table/catalog.h"
+#include "table/table.h"
 #include "util/guc.h"
 #include "util/hash.h"
 #include "worker/background.h"
@@ -123,6 +125,32 @@ after_idle_delay(int min_ms)
 
 	return TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 									   Min(ms, IDLE_MAX_MS));
+}
+
+/*
+ * When does something become due in the lanes of a store that the filter chooses?
+ * If memory does not know yet, since nobody has claimed there, or since it had no
+ * room for all lanes, list lanes.
+ */
+static TimestampTz
+lanes_due(const OutboxStore *store, const OutboxLaneFilter *filter)
+{
+	TimestampTz due;
+	OutboxTable table;
+	OutboxPlace *untracked;
+	int			nuntracked;
+
+	if (outbox_directory_next_due(store->table, filter, &due))
+		return due;
+	if (outbox_walk_uses_memory(store->table))
+	{
+		outbox_store_open(&table, store);
+		outbox_walk_list(&table, filter, false, &untracked, &nuntracked);
+		outbox_table_close_unchanged(&table);
+		if (outbox_directory_next_due(store->table, filter, &due))
+			return due;
+	}
+	return after_idle_delay(outbox_poll_interval);
 }
 
 /* Not to be logged: the extension has been dropped under us. */
@@ -310,14 +338,11 @@ handler_due(const OutboxHandler *handler)
 	uint32		namespace_hash = outbox_namespace_hash(handler->namespace);
 	uint32		topic_hash = outbox_topic_hash(handler->topic);
 	OutboxLaneFilter filter = {&namespace_hash, &topic_hash, 1};
-	TimestampTz due;
 
 	/* who resumes a topic calls us */
 	if (outbox_policy_lane_is_paused(handler->lane))
 		return DT_NOEND;
-	if (!outbox_directory_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, &due))
-		return after_idle_delay(outbox_poll_interval);
-	return due;
+	return lanes_due(outbox_store(OUTBOX_QUEUE), &filter);
 }
 
 static int
@@ -498,18 +523,14 @@ find_out_when(void *arg)
 
 	/* a wait that was put back for a moment */
 	topic_hash = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
-	if (!outbox_directory_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, &due))
-		due = after_idle_delay(outbox_poll_interval);
-	wake_at(due);
+	wake_at(lanes_due(outbox_store(OUTBOX_QUEUE), &filter));
 	for (OutboxStoreKind kind = OUTBOX_TIMERS; kind <= OUTBOX_RUNS; kind++)
 	{
 		OutboxLaneFilter all = {NULL};
 
 		if (!outbox_dispatch_timers)
 			break;
-		if (!outbox_directory_next_due(outbox_store(kind)->table, &all, &due))
-			due = after_idle_delay(outbox_poll_interval);
-		wake_at(due);
+		wake_at(lanes_due(outbox_store(kind), &all));
 	}
 	commit();
 	return 0;

@@ -538,6 +538,8 @@ Q
 	$before = starts($quiet);
 	for (1 .. 40) { $unserved->do("SELECT outbox.schedule_timer('t', 'p', clock_timestamp()), outbox.enqueue('join.wait', '{}'), outbox._wake_worker()"); sleep 0.05 }
 	# a lease that ends somewhere may start one
+	my @started = map { /(process "outbox worker.*)/ } log_lines($quiet, qr/starting background worker process "outbox worker/);
+	note(join "\n", @started[ $before .. $#started ]);
 	cmp_ok(starts($quiet) - $before, '<=', 3, 'its calls start no worker anywhere');
 	$unserved->disconnect;
 

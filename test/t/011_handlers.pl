@@ -559,7 +559,8 @@ Q
 	# one that cannot log in; since 17 a worker can connect as it all the same
 	handler('bob', 'login', 'PERFORM public.see(m);');
 	$dbh->do('ALTER ROLE bob NOLOGIN');
-	ok(poll(sub { !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'the workers have left');
+	ok(poll(sub { !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'the workers have left')
+	  or diag(join "\n", (map { join ' ', map { $_ // '-' } @$_ } $dbh->selectall_array("SELECT usename, backend_start, state, query FROM pg_stat_activity WHERE backend_type = 'outbox worker'"), $dbh->selectall_array('SELECT * FROM outbox._worker_troubles()')), (split /\n/, slurp_file($node->logfile))[-30 .. -1]);
 	enqueue('login', 'p');
 	if (value($dbh, 'SHOW server_version_num') < 170000)
 	{
@@ -605,6 +606,8 @@ Q
 {
 	$dbh->do("ALTER SYSTEM SET outbox.log_level = log");
 	$node->reload;
+	# one that comes now knows of it
+	ok(poll(sub { value($dbh, 'SHOW outbox.log_level') eq 'log' && !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'the workers have left');
 	enqueue('who', 'logged');
 	settled('who', 'a handler is called');
 	my $id = value($dbh, "SELECT id FROM outbox.messages WHERE topic = 'who' AND payload = 'logged'");
