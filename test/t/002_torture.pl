@@ -193,19 +193,19 @@ package Producer
 	# wait for each other.
 	sub some_messages
 	{
-		my ($self, $txn, $wanted) = @_;
+		my ($self, $txn, $wanted, $stream) = @_;
 
 		$self->enqueue($txn, $wanted, 'key', int(rand($nkeys)))
 		  if $wanted && rand() < 0.2;
 		if (rand() < 0.4)
 		{
-			my $stream = int(rand($nstreams));
+			$stream += int(rand($nstreams - $stream));
 			$self->enqueue($txn, $wanted, 'stream', $stream)
 			  for 1 .. 1 + int(rand(3));
 		}
 		$self->enqueue($txn, $wanted, 'plain') for 1 .. int(rand(3));
 		$self->enqueue($txn, $wanted, 'many', int(rand(10))) if rand() < 0.15;
-		return;
+		return $stream;
 	}
 
 	sub simple
@@ -226,11 +226,11 @@ package Producer
 
 		$self->try(sub {
 			$dbh->do('BEGIN');
-			$self->some_messages($txn, 1);
+			my $stream = $self->some_messages($txn, 1, 0);
 			if (rand() < 0.2)
 			{
 				$dbh->do('SAVEPOINT s');
-				$self->some_messages($txn, 0);
+				$self->some_messages($txn, 0, $stream);
 				$dbh->do('ROLLBACK TO s');
 				$self->enqueue($txn, 1, 'plain');
 			}
@@ -248,7 +248,7 @@ package Producer
 
 		$self->try(sub {
 			$self->{dbh}->do('BEGIN');
-			$self->some_messages($txn, 1);
+			$self->some_messages($txn, 1, 0);
 		}) or return;
 		$self->note('prepare', $txn);
 		my $told = $self->try(sub { $self->{dbh}->do("PREPARE TRANSACTION '$txn'") });
