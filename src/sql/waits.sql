@@ -317,7 +317,8 @@ BEGIN
     outcome := coalesce(doubt.status, (outbox._message_end(doubt.message_id)).status);
     IF outcome IS NULL THEN
         -- it has not ended after all, or it is unknown how it did
-        settled := CASE WHEN outbox._message_is_kept(doubt.message_id) THEN true END;
+        settled := CASE WHEN EXISTS (SELECT FROM outbox.queue q
+                                      WHERE q.message_id = doubt.message_id) THEN true END;
         RETURN;
     END IF;
     FOR member IN
@@ -636,8 +637,8 @@ COMMENT ON FUNCTION outbox._wake_lost_waits(integer) IS
 --     members whose messages ended before they were attached, and parked waits that
 --     nobody would wake. Returns how many steps it counted and waits it woke. One
 --     call takes about a second at most, and locks only what it finds; what it did
---     not reach is for later calls. Does nothing while another session loads a
---     dump.
+--     not reach is for later calls. Has the worker look at everything, too. Does
+--     nothing while another session loads a dump.
 CREATE FUNCTION outbox.reconcile_joins(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -651,6 +652,8 @@ BEGIN
     IF outbox._is_loading() THEN
         RETURN 0;
     END IF;
+    -- rows that were loaded without triggers have told nobody
+    PERFORM outbox._wake_worker();
     RETURN outbox._settle_join_doubts(found_max, true)
            + outbox._count_ended_members(found_max)
            + outbox._wake_lost_waits(found_max);

@@ -32,7 +32,7 @@ SELECT outbox.register_handler('handled.here', 'app.handle(outbox.message)');
 RESET ROLE;
 CREATE TABLE app.rows AS SELECT i FROM generate_series(1, 1000) i;
 SELECT outbox.configure_topic('short', max_attempts => 3, retention => '30 days'), outbox.pause_topic('paused');
-SELECT outbox._make_archive_partition(k, now() - d * interval '1 day') FROM unnest('{-2,-1,2592000}'::int[]) k, generate_series(0, 20, 10) d;
+SELECT outbox._make_partition(k, now() - d * interval '1 day', '1 day') FROM unnest('{-2,-1,2592000}'::int[]) k, generate_series(0, 20, 10) d;
 SELECT outbox.enqueue(t, t || i, dedupe_key => t || i) FROM unnest('{done,short,dead,open,paused}'::text[]) t, generate_series(1, 20) i;
 SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.claim('$anna', topics => '{done,short}', batch_size => 100);
 UPDATE outbox.archive SET processed_at = processed_at - interval '20 days' WHERE topic = 'done' AND id % 2 = 0;
@@ -81,7 +81,9 @@ sub content_of
 {
 	my $dbh = shift;
 
-	return { map { $_ => value($dbh, "SELECT count(*) || ' ' || coalesce(md5(string_agg(r::text, '|' ORDER BY r::text)), '') FROM outbox.$_ r WHERE $content{$_}") } keys %content };
+	# a handler is bound to the role and function of its new home
+	return { map { $_ => value($dbh, "SELECT count(*) || ' ' || coalesce(md5(string_agg(r::text, '|' ORDER BY r::text)), '') FROM "
+			. ($_ eq 'handlers' ? '(SELECT namespace, topic, handler, role, batch_size, lease_seconds, timeout_ms, owner FROM outbox.handlers)' : "outbox.$_") . " r WHERE $content{$_}") } keys %content };
 }
 
 my $before = content_of($dbh);
@@ -95,6 +97,8 @@ sub run_ok
 	my ($name, @command) = @_;
 	my ($stdout, $stderr) = run_command(\@command);
 
+	# pg_dump has no word for rights on the row types of an extension's tables
+	$stderr =~ s/^pg_dump: warning: unsupported pg_init_privs entry: 1247 .*\n?//mg;
 	is($stderr, '', "$name: no error");
 	return;
 }
@@ -137,7 +141,7 @@ sub check
 	is(count_of($new, '(SELECT payload FROM outbox.messages WHERE topic IN (\'next\', \'overdue\', \'handled\') GROUP BY topic, payload HAVING count(*) > 1) twice'), 0,
 		"$name: nothing twice");
 	is(value($new, "SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.leases WHERE owner_token = '$anna' AND topic = 'open'"), 5, "$name: leases stand");
-	is(value($new, "SELECT string_agg(DISTINCT detail, '') FROM outbox.status() WHERE component = 'jobs'"), 'daily', "$name: status() names jobs without a schedule");
+	is(value($new, "SELECT string_agg(DISTINCT detail, '') FROM outbox.status() WHERE component = 'jobs'"), 'pg_cron does not know: daily', "$name: status() names jobs without a schedule");
 	is(value($new, "SELECT ok FROM outbox.status() WHERE component = 'restore'"), 1, "$name: the restore is over");
 	$new->disconnect;
 	check_indexes($node, "$name: indexes", $db);
@@ -168,6 +172,8 @@ for my $db (qw(data quick data_plain))
 run_ok('--data-only', 'pg_restore', @server, '-a', '-d', 'data', $dump{c});
 check('--data-only', 'data');
 run_ok('--data-only --disable-triggers', 'pg_restore', @server, '-a', '--disable-triggers', '-d', 'quick', $dump{c});
+# nobody was told of these rows
+$node->safe_psql('quick', 'SELECT outbox.reconcile_joins()');
 check('--data-only --disable-triggers', 'quick');
 run_ok('--data-only by psql', psql_file('-d', 'data_plain', '-f', "$dir/data"));
 check('--data-only by psql', 'data_plain');
@@ -202,7 +208,7 @@ check('by schema', 'schemas');
 			next if $name eq 'second';
 			# a retention that drops nothing of the archive
 			$node->safe_psql($db, "SELECT outbox.cleanup(retention => '60 days')");
-			$node->safe_psql($db, 'SELECT outbox._purge_joins(interval \'0\', 10000), outbox.reconcile_joins()');
+			$node->safe_psql($db, 'SELECT outbox._purge_joins(interval \'0\', 10000, false), outbox.reconcile_joins()');
 		}
 		$node->safe_psql('postgres', "ALTER DATABASE $db RESET outbox.workers");
 		my $new = connect_to($node, db => $db);
@@ -231,7 +237,9 @@ check('by schema', 'schemas');
 	eval { $loader->do('SELECT 1/0') };
 	ok(value($other, 'SELECT outbox._is_loading()'), 'an error there does not end it');
 	$loader->disconnect;
-	ok(poll(sub { count_of($other, "outbox.messages WHERE topic = 'overdue'") == 1 }), 'then the worker dispatches the timer');
+	ok(poll(sub { count_of($other, "outbox.messages WHERE topic = 'overdue'") == 1 }), 'then the worker dispatches the timer')
+	  or diag(join "\n", map { join ' | ', map { $_ // '-' } @$_ } $other->selectall_array("SELECT component, ok, status, detail FROM outbox.status() WHERE component IN ('workers', 'restore')"),
+		$other->selectall_array("SELECT id, status, next_attempt_at, clock_timestamp() FROM outbox.timer_queue"));
 	$other->disconnect;
 }
 
