@@ -17,7 +17,6 @@
 #include "api/args.h"
 #include "compat.h"
 #include "queue/dedupe.h"
-#include "queue/message_find.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
 #include "shmem/agenda.h"
@@ -127,14 +126,6 @@ outbox_log_sql(PG_FUNCTION_ARGS)
 	if (message_level_is_interesting(outbox_log_level))
 		outbox_log("%s", text_to_cstring(PG_GETARG_TEXT_PP(0)));
 	PG_RETURN_VOID();
-}
-
-/* outbox._message_is_kept(message_id uuid) RETURNS boolean */
-PG_FUNCTION_INFO_V1(outbox_message_is_kept_sql);
-Datum
-outbox_message_is_kept_sql(PG_FUNCTION_ARGS)
-{
-	PG_RETURN_BOOL(outbox_message_is_kept(PG_GETARG_UUID_P(0)));
 }
 
 /*

@@ -270,16 +270,6 @@ $$;
 COMMENT ON FUNCTION outbox._count_late(uuid, uuid, smallint) IS
     'Gives a member of a join its outcome, after the fact.';
 
--- _message_is_kept(message_id)
---     Is the message in the queue, the archive or among the dead?
-CREATE FUNCTION outbox._message_is_kept(message_id uuid)
-RETURNS boolean
-LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
-AS 'MODULE_PATHNAME', 'outbox_message_is_kept_sql';
-
-COMMENT ON FUNCTION outbox._message_is_kept(uuid) IS
-    'Whether there is still a message with this id, in whatever state.';
-
 -- _settle_join_doubt(doubt)
 --     Counts or wakes what a doubt is about. "settled" is false if another
 --     transaction is in the way, null if there is nothing that it is about.
