@@ -29,6 +29,7 @@
 #include "compat.h"
 #include "queue/handler.h"
 #include "queue/handler_bind.h"
+#include "queue/walk.h"
 #include "shmem/directory.h"
 #include "table/catalog.h"
 #include "util/guc.h"
@@ -196,9 +197,11 @@ may_have_messages(const OutboxHandler *handler)
 	uint32		namespace_hash = outbox_namespace_hash(handler->namespace);
 	uint32		topic_hash = outbox_topic_hash(handler->topic);
 	OutboxLaneFilter filter = {&namespace_hash, &topic_hash, 1};
+	Oid			queue = outbox_store(OUTBOX_QUEUE)->table;
 	TimestampTz due;
 
-	return !outbox_directory_next_due(outbox_store(OUTBOX_QUEUE)->table, &filter, &due) ||
+	return !outbox_walk_uses_memory(queue) ||
+		!outbox_directory_next_due(queue, &filter, &due) ||
 		due <= GetCurrentTimestamp();
 }
 

@@ -43,6 +43,9 @@
 /* However often somebody says that there may be a new database. */
 #define DISCOVER_MIN_MS 500
 
+/* How often the delay doubles before a lease that has ended is looked at again. */
+#define LEASE_PATIENCE 4
+
 /* The clock may go back by so much without anybody caring. */
 #define CLOCK_SLACK_MS 1000
 
@@ -479,6 +482,39 @@ start_workers(int *nrunning, TimestampTz now)
 /* Time                                                                   */
 /* ---------------------------------------------------------------------- */
 
+/* The lease that ended first in a database, and the worker that went there. */
+typedef struct LeaseVisit
+{
+	TimestampTz ended;
+	TimestampTz visited;
+	int			vain;			/* visits that have not changed it */
+} LeaseVisit;
+
+/*
+ * A lease of this database has ended.  Where a worker has been without changing
+ * that, because somebody holds on to it, the next one comes later each time.
+ */
+static TimestampTz
+look_again_at(const OutboxPost *post, TimestampTz ended)
+{
+	static LeaseVisit visits[OUTBOX_MAX_POSTS];
+	LeaseVisit *last = &visits[post - state->posts];
+
+	if (last->ended != ended)
+	{
+		last->ended = ended;
+		last->visited = post->started_at;
+		last->vain = 0;
+	}
+	else if (last->visited != post->started_at)
+	{
+		last->visited = post->started_at;
+		last->vain++;
+	}
+	return TimestampTzPlusMilliseconds(post->started_at,
+									   OUTBOX_REAP_DELAY_MS << Min(last->vain, LEASE_PATIENCE));
+}
+
 /*
  * Have somebody look where leases have ended; when does the next one?  Where
  * one has ended already, a worker is there, or waits for its turn, or for the
@@ -492,17 +528,16 @@ watch_leases(TimestampTz now)
 	for (int i = 0; i < state->nposts; i++)
 	{
 		OutboxPost *post = &state->posts[i];
+		TimestampTz first;
 		TimestampTz ends;
 
 		if (!OidIsValid(post->dbid) || OidIsValid(post->roleid) || !post->served)
 			continue;
-		ends = outbox_directory_next_lease(post->dbid);
-		if (ends == DT_NOEND)
+		first = outbox_directory_next_lease(post->dbid);
+		if (first == DT_NOEND)
 			continue;
-		ends = TimestampTzPlusMilliseconds(ends, OUTBOX_REAP_DELAY_MS);
-		/* not again and again, where somebody holds on to what has ended */
-		ends = Max(ends, TimestampTzPlusMilliseconds(post->started_at,
-													 OUTBOX_REAP_DELAY_MS));
+		ends = TimestampTzPlusMilliseconds(first, OUTBOX_REAP_DELAY_MS);
+		ends = Max(ends, look_again_at(post, first));
 		LWLockAcquire(&state->lock, LW_EXCLUSIVE);
 		if (!post->running && post->failures == 0)
 			post->due = Min(post->due, ends);

@@ -140,10 +140,10 @@ lanes_due(const OutboxStore *store, const OutboxLaneFilter *filter)
 	OutboxPlace *untracked;
 	int			nuntracked;
 
-	if (outbox_directory_next_due(store->table, filter, &due))
-		return due;
 	if (outbox_walk_uses_memory(store->table))
 	{
+		if (outbox_directory_next_due(store->table, filter, &due))
+			return due;
 		outbox_store_open(&table, store);
 		outbox_walk_list(&table, filter, false, &untracked, &nuntracked);
 		outbox_table_close_unchanged(&table);
