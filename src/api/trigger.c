@@ -37,6 +37,7 @@
 #include "table/probe.h"
 #include "table/table.h"
 #include "table/table_sql.h"
+#include "util/guc.h"
 #include "util/hash.h"
 #include "util/uuid.h"
 
@@ -382,6 +383,20 @@ note_old_row(Relation rel, TupleTableSlot *slot, const WrittenRow *old)
 	outbox_table_close(&queue);
 }
 
+/* A timer or run is there, which the worker dispatches when it is due. */
+static void
+note_for_worker(Oid relid, const WrittenRow *new)
+{
+	if (!outbox_dispatch_timers || new->key.at == DT_NOEND ||
+		(relid != outbox_store(OUTBOX_TIMERS)->table &&
+		 relid != outbox_store(OUTBOX_RUNS)->table))
+		return;
+	if (new->key.at > GetCurrentTimestamp())
+		outbox_wake_note_due(new->key.at);
+	else
+		outbox_wake_note_worker();
+}
+
 /* A row is in a place. */
 static void
 note_new_row(Relation rel, TupleTableSlot *slot, const WrittenRow *new)
@@ -393,6 +408,7 @@ note_new_row(Relation rel, TupleTableSlot *slot, const WrittenRow *new)
 	outbox_queue_note_expiry(relid, slot);
 	if (!isnull)
 		outbox_wake_note_due(DatumGetTimestampTz(expires_at));
+	note_for_worker(relid, new);
 	/* its place in the stream need not be the last */
 	if (new->in_stream)
 		outbox_stream_cursor_forget(relid, &new->stream);
