@@ -267,7 +267,8 @@ $node->reload;
 	my $pid_of = sub {
 		my $pid;
 
-		poll(sub { ($pid) = workers_in($dbh, 'postgres') }, 20);
+		# one that comes while other databases wait for theirs is gone in a moment
+		poll(sub { $dbh->do('SELECT outbox._wake_worker()'); ($pid) = workers_in($dbh, 'postgres') }, 20);
 		return $pid;
 	};
 
