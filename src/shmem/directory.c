@@ -50,6 +50,9 @@
 
 #define CACHE_SIZE 8
 
+/* Of a table whose triggers this backend has not looked at. */
+#define UNKNOWN_LIFE 0
+
 /* Where this backend has last found agendas, and the lives of their tables. */
 typedef struct KnownAgenda
 {
@@ -272,7 +275,8 @@ known_agenda(Oid relid)
 	}
 	known = &cache[next_known];
 	next_known = (next_known + 1) % CACHE_SIZE;
-	*known = OUTBOX_MAKE(KnownAgenda,.relid = relid,.number = OUTBOX_NIL);
+	*known = OUTBOX_MAKE(KnownAgenda,.relid = relid,.number = OUTBOX_NIL,
+						 .table_life = UNKNOWN_LIFE);
 	return known;
 }
 
@@ -338,11 +342,18 @@ outbox_directory_set_life(Oid relid, uint64 table_life)
 	known_agenda(relid)->table_life = table_life;
 }
 
+/*
+ * Was what the agenda knows learnt in the lives and the epoch of now?  A backend
+ * that has not looked at the table's triggers cannot tell about the table's life,
+ * so it leaves that to those that have.
+ */
 static bool
 is_up_to_date(const OutboxAgenda *agenda)
 {
+	uint64		table_life = known_agenda(agenda->relid)->table_life;
+
 	return agenda->life == life &&
-		agenda->table_life == known_agenda(agenda->relid)->table_life &&
+		(table_life == UNKNOWN_LIFE || agenda->table_life == table_life) &&
 		agenda->epoch == outbox_epoch(agenda->relid);
 }
 
@@ -368,7 +379,8 @@ outbox_agenda_lock(Oid relid, LWLockMode mode)
 	if (agenda != NULL && !is_up_to_date(agenda))
 	{
 		agenda->life = life;
-		agenda->table_life = known_agenda(relid)->table_life;
+		if (known_agenda(relid)->table_life != UNKNOWN_LIFE)
+			agenda->table_life = known_agenda(relid)->table_life;
 		agenda->epoch = outbox_epoch(relid);
 		reset_agenda(agenda);
 	}

@@ -299,6 +299,15 @@ $node = new_node('databases', workers => 0, conf => 'fsync = off');
 		claim($dbh{$db}, $anna);
 	}
 	is(pages($dbh{$_}, 'SELECT outbox.claim(?)', $anna), 0, "database $_: what is known of it is not forgotten for others") for @databases;
+
+	# nor by a session that only looks
+	for my $look (qw(outbox.claimers outbox._lanes('outbox.queue') outbox.topic_stats outbox.leases outbox.status()))
+	{
+		my $looks = connect_to($node, db => $databases[0]);
+		$looks->do("SELECT count(*) FROM $look");
+		$looks->disconnect;
+		is(pages($dbh{ $databases[0] }, 'SELECT outbox.claim(?)', $anna), 0, "$look: what is known is not forgotten");
+	}
 	$_->disconnect for values %dbh;
 }
 $dbh = connect_to($node);
