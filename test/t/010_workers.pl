@@ -501,10 +501,10 @@ sub cpu_seconds
 	set($quiet, 'outbox.max_handler_workers' => 4, 'outbox.max_workers' => 1);
 	$role->("slow$_", "slow$_", 'PERFORM pg_sleep(600);') for 1 .. 4;
 	$here->do("SELECT outbox.enqueue('slow' || i, 'p') FROM generate_series(1, 4) i");
-	ok(poll(sub { count_of($here, "pg_stat_activity WHERE backend_type = 'outbox worker' AND wait_event = 'PgSleep'") == 4 }, 20), 'four handlers that take long');
+	ok(poll(sub { count_of($here, "pg_stat_activity WHERE backend_type = 'outbox worker' AND usename LIKE 'slow%' AND wait_event = 'PgSleep'") == 4 }, 20), 'four handlers that take long');
 	is_served($here, 'they keep nobody from the extension\'s own work');
-	$here->do("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'outbox worker'");
 	$here->do("SELECT outbox.pause_topic('slow' || i) FROM generate_series(1, 4) i");
+	$here->do("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'outbox worker'");
 	set($quiet, 'outbox.max_workers' => 4);
 
 	# P1: more than 256 of them
