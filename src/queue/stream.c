@@ -274,6 +274,7 @@ learn_gap(OutboxStreamScan *scan, const pg_uuid_t *stream,
 	Oid			relid = RelationGetRelid(scan->queue->rel);
 
 	if (scan->ngone_first >= GAP_WORTH && !outbox_lane_has_moved(relid) &&
+		outbox_stream_cursor_wants(ticket, scan->first_seq) &&
 		!has_escaped(scan, stream, scan->first_seq + 1, before, &ticket->gap,
 					 NULL, NULL))
 		outbox_stream_cursor_widen(relid, stream, ticket, scan->first_seq, before);

@@ -195,6 +195,23 @@ outbox_stream_cursor_raise(Oid relid, const pg_uuid_t *stream,
 	LWLockRelease(lock);
 }
 
+/*
+ * Is a gap from here worth more than the one that is known?  The one behind the
+ * first message is worth most.
+ */
+static bool
+is_better_gap(int64 from, const OutboxStreamGap *known, int64 low)
+{
+	return known->from >= known->to || known->from < low || from <= known->from;
+}
+
+/* Would outbox_stream_cursor_widen take a gap from here? */
+bool
+outbox_stream_cursor_wants(const OutboxStreamTicket *ticket, int64 from)
+{
+	return ticket->valid && is_better_gap(from, &ticket->gap, ticket->low);
+}
+
 /* The walk has found everything between these places gone for good. */
 void
 outbox_stream_cursor_widen(Oid relid, const pg_uuid_t *stream,
@@ -208,11 +225,9 @@ outbox_stream_cursor_widen(Oid relid, const pg_uuid_t *stream,
 	cursor = lock_cursor_to_raise(relid, stream, ticket, &lock);
 	if (cursor == NULL)
 		return;
-	/* the one behind the first message is worth most */
 	if (cursor->gap.from == from)
 		cursor->gap.to = Max(cursor->gap.to, to);
-	else if (cursor->gap.from >= cursor->gap.to ||
-			 cursor->gap.from < cursor->low || from < cursor->gap.from)
+	else if (is_better_gap(from, &cursor->gap, cursor->low))
 		cursor->gap = OUTBOX_MAKE(OutboxStreamGap, from, to);
 	LWLockRelease(lock);
 }

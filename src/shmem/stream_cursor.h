@@ -59,6 +59,8 @@ extern void outbox_stream_cursor_get(Oid relid, const pg_uuid_t *stream,
 extern void outbox_stream_cursor_raise(Oid relid, const pg_uuid_t *stream,
 									   const OutboxStreamTicket *ticket,
 									   int64 low);
+extern bool outbox_stream_cursor_wants(const OutboxStreamTicket *ticket,
+									   int64 from);
 extern void outbox_stream_cursor_widen(Oid relid, const pg_uuid_t *stream,
 									   const OutboxStreamTicket *ticket,
 									   int64 from, int64 to);
