@@ -318,6 +318,17 @@ extend_found(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
 	return false;
 }
 
+/* The scan passes an entry that must be visited again under this condition. */
+static void
+found_entry(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
+			TimestampTz at)
+{
+	OutboxRecord record = {.lo = key,.hi = key,.xid = xid,.at = at};
+
+	if (!extend_found(scan, key, xid, at))
+		add_found(scan, &record, InvalidTransactionId, false);
+}
+
 /* The transaction of which one in progress is a part. */
 static TransactionId
 topmost(TransactionId xid)
@@ -397,12 +408,7 @@ outbox_lane_found_locked(OutboxLaneScan *scan, OutboxKey key,
 void
 outbox_lane_found_ready(OutboxLaneScan *scan, OutboxKey key)
 {
-	OutboxRecord record = {
-		.lo = key,.hi = key,.xid = InvalidFullTransactionId,.at = DT_NOBEGIN
-	};
-
-	if (!extend_found(scan, key, InvalidFullTransactionId, DT_NOBEGIN))
-		add_found(scan, &record, InvalidTransactionId, false);
+	found_entry(scan, key, InvalidFullTransactionId, DT_NOBEGIN);
 }
 
 /*
@@ -414,12 +420,8 @@ void
 outbox_lane_found_own(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
 					  TimestampTz at)
 {
-	FullTransactionId full = outbox_full_xid(xid);
-	OutboxRecord record = {.lo = key,.hi = key,.xid = full,.at = at};
-
 	scan->nclaimed++;
-	if (!extend_found(scan, key, full, at))
-		add_found(scan, &record, InvalidTransactionId, false);
+	found_entry(scan, key, outbox_full_xid(xid), at);
 }
 
 /* The scan passes a message that is leased. */
@@ -427,12 +429,7 @@ void
 outbox_lane_found_lease(OutboxLaneScan *scan, OutboxKey key,
 						TimestampTz locked_until)
 {
-	OutboxRecord record = {
-		.lo = key,.hi = key,.xid = InvalidFullTransactionId,.at = locked_until
-	};
-
-	if (!extend_found(scan, key, InvalidFullTransactionId, locked_until))
-		add_found(scan, &record, InvalidTransactionId, false);
+	found_entry(scan, key, InvalidFullTransactionId, locked_until);
 }
 
 /*

@@ -201,12 +201,6 @@ outbox_lane_at(int lane)
 	return &outbox_lane_array[lane];
 }
 
-static inline int
-outbox_lane_index(const OutboxLane *lane)
-{
-	return (int) (lane - outbox_lane_array);
-}
-
 static inline OutboxMark *
 outbox_mark_at(int cell)
 {

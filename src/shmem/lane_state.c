@@ -119,16 +119,6 @@ outbox_lane_forget_marks(OutboxLane *lane)
 		remove_mark(lane, lane->pending_first);
 }
 
-/* Nothing is known of the lane, so all of it must be scanned. */
-void
-outbox_lane_forget(OutboxLane *lane)
-{
-	Assert(lane->token == 0);
-	outbox_lane_forget_marks(lane);
-	outbox_lane_lower_cursor(lane, OUTBOX_KEY_MIN);
-	lane->leases_known = false;
-}
-
 bool
 outbox_lane_has_no_marks(const OutboxLane *lane)
 {
@@ -221,21 +211,20 @@ lower_watches(OutboxLane *lane, OutboxKey key)
 	}
 }
 
-/* Scans must begin at this key again, if not at a smaller one. */
-void
-outbox_lane_lower_cursor(OutboxLane *lane, OutboxKey key)
+/* There may be something new from this key on. */
+static void
+report_key(OutboxLane *lane, OutboxKey key)
 {
 	lower_watches(lane, key);
-	lane->cursor = outbox_key_min(lane->cursor, key);
 	lane->next_due = Min(lane->next_due, key.at);
 }
 
-/* There may be something new from this key on. */
-void
-outbox_lane_report_key(OutboxLane *lane, OutboxKey key)
+/* Scans must begin at this key again, if not at a smaller one. */
+static void
+lower_cursor(OutboxLane *lane, OutboxKey key)
 {
-	lower_watches(lane, key);
-	lane->next_due = Min(lane->next_due, key.at);
+	report_key(lane, key);
+	lane->cursor = outbox_key_min(lane->cursor, key);
 }
 
 /*
@@ -451,7 +440,7 @@ record_leases(OutboxLane *lane, const OutboxRecord *record)
 {
 	if (add_mark(lane, record, false))
 		return;
-	outbox_lane_lower_cursor(lane, record->lo);
+	lower_cursor(lane, record->lo);
 	lane->leases_known = false;
 	lane->leases_lost++;
 }
@@ -480,12 +469,12 @@ outbox_lane_record(OutboxLane *lane, const OutboxRecord *record)
 		return true;
 	}
 	if (!outbox_key_lt(record->hi, lane->cursor))
-		outbox_lane_report_key(lane, outbox_key_max(record->lo, lane->cursor));
+		report_key(lane, outbox_key_max(record->lo, lane->cursor));
 	if (!outbox_key_lt(record->lo, lane->cursor))
 		return true;
 	below.hi = outbox_key_min(record->hi, lane->cursor);
 	if (!add_mark(lane, &below, due))
-		outbox_lane_lower_cursor(lane, record->lo);
+		lower_cursor(lane, record->lo);
 	return true;
 }
 

@@ -29,7 +29,6 @@ typedef struct OutboxMarkCopy
 	OutboxRecord record;
 } OutboxMarkCopy;
 
-extern void outbox_lane_forget(OutboxLane *lane);
 extern void outbox_lane_forget_marks(OutboxLane *lane);
 extern bool outbox_lane_has_no_marks(const OutboxLane *lane);
 extern bool outbox_lane_is_quiet(const OutboxLane *lane);
@@ -42,8 +41,6 @@ extern OutboxKey outbox_lane_first_key(const OutboxLane *lane,
 
 extern bool outbox_lane_record(OutboxLane *lane, const OutboxRecord *record);
 extern void outbox_lane_take_over_marks(OutboxLane *lane, OutboxLane *part);
-extern void outbox_lane_lower_cursor(OutboxLane *lane, OutboxKey key);
-extern void outbox_lane_report_key(OutboxLane *lane, OutboxKey key);
 extern void outbox_lane_raise_cursor(OutboxLane *lane, OutboxKey key,
 									 TimestampTz next_due);
 

@@ -143,7 +143,7 @@ outbox_post_make(OutboxWorkersState *state, Oid dbid, Oid roleid)
 	post->roleid = roleid;
 	post->due = DT_NOEND;
 	if (OidIsValid(roleid))
-		outbox_post_all_lanes(post);
+		memset(post->lanes, 0xFF, sizeof(post->lanes)); /* not known yet */
 	post->next = *bucket;
 	*bucket = post - state->posts;
 	return post;
@@ -190,12 +190,6 @@ outbox_post_no_lanes(OutboxPost *post)
 }
 
 void
-outbox_post_all_lanes(OutboxPost *post)
-{
-	memset(post->lanes, 0xFF, sizeof(post->lanes));
-}
-
-void
 outbox_post_add_lane(OutboxPost *post, int64 lane)
 {
 	uint32		first;
@@ -206,8 +200,8 @@ outbox_post_add_lane(OutboxPost *post, int64 lane)
 	post->lanes[second / 64] |= UINT64CONST(1) << (second % 64);
 }
 
-bool
-outbox_post_has_lane(const OutboxPost *post, int64 lane)
+static bool
+has_lane(const OutboxPost *post, int64 lane)
 {
 	uint32		first;
 	uint32		second;
@@ -228,7 +222,7 @@ concerns(const OutboxWorkersCall *call, const OutboxPost *post)
 		return true;
 	for (int i = 0; i < call->nlanes; i++)
 	{
-		if (outbox_post_has_lane(post, call->lanes[i]))
+		if (has_lane(post, call->lanes[i]))
 			return true;
 	}
 	return false;

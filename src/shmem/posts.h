@@ -101,9 +101,7 @@ extern OutboxPost *outbox_post_make(OutboxWorkersState *state, Oid dbid,
 extern void outbox_post_free(OutboxWorkersState *state, OutboxPost *post);
 
 extern void outbox_post_no_lanes(OutboxPost *post);
-extern void outbox_post_all_lanes(OutboxPost *post);
 extern void outbox_post_add_lane(OutboxPost *post, int64 lane);
-extern bool outbox_post_has_lane(const OutboxPost *post, int64 lane);
 
 /* For people. */
 typedef struct OutboxWorkersCount
