@@ -149,7 +149,7 @@ add_alive(OutboxInstances *alive, const pg_uuid_t *id)
 /*
  * The leases of an instance that is gone end now.  They are not given back:
  * the attempts count, for it may have been the messages that took it down.
- * False if somebody has his hand on one of them.
+ * False if another transaction has locked one of them.
  */
 static bool
 end_leases(const pg_uuid_t *id)
@@ -201,8 +201,8 @@ note_members(const OutboxInstances *alive)
 
 /*
  * List the instances that are alive, and remove those that have been silent
- * for too long, when their leases have ended.  One whose messages somebody
- * has in his hands is at work, or will be removed when that is over.
+ * for too long, when their leases have ended.  One whose messages are
+ * locked by a transaction is at work, or will be removed when that is over.
  */
 void
 outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,

@@ -441,8 +441,8 @@ change_joins(Counter *counter)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Make a wait claimable now, if it has been put back.  False if somebody has
- * his hand on it: whatever he does, it has to be tried again when he is done.
+ * Make a wait claimable now, if it has been put back.  False if another
+ * transaction has locked it: it must be tried again when that has ended.
  */
 static bool
 wake_wait(OutboxTable *queue, OutboxProbe *probe, TupleTableSlot *slot,

@@ -3,7 +3,7 @@
  *	  Bringing dead messages back.
  *
  * A message that is brought back is the same message: it keeps its id, its
- * message_id, its creation time and its dedupe key.  Its attempts begin anew,
+ * message_id, its creation time and its dedupe key.  Its attempts are counted from 0,
  * and in its stream it takes the last place, for its commit is that of the
  * transaction that brings it back.  The key of one that was cancelled has been
  * free since; if another message has taken it, the message comes back without.

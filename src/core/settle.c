@@ -539,7 +539,7 @@ outbox_release_all(const OutboxStore *store, const pg_uuid_t *owner)
 
 /*
  * Let the leases of an owner end now, as if their time was over; but not those
- * that somebody has in his hands, for he may not let go of them for long.
+ * that another transaction has locked, which may take long.
  * False if there were such.
  */
 bool

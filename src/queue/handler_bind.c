@@ -2,8 +2,8 @@
  * handler_bind.c
  *	  What a handler is bound to: a function and a role, by identity.
  *
- * A name can pass to another: a role is dropped and made anew, a function is
- * dropped and somebody else's takes its place.  So a handler is bound to the OIDs
+ * A name can pass to another: a role is dropped and another is given its
+ * name, a function is dropped and another user's takes its place.  So a handler is bound to the OIDs
  * of the role that has registered it, of the function, and of the function's owner.
  * OIDs do not survive a dump.  So the names are kept, too, and "home", which tells
  * where the OIDs mean something.  Elsewhere the names are looked up once, and the
@@ -289,7 +289,7 @@ outbox_handler_find_binding(const OutboxHandler *handler, Oid *function,
 
 /*
  * Bind a handler that comes from elsewhere; of one that is at home, put down the
- * names anew if they have changed, so that a dump has the right ones.
+ * new names if they have changed, so that a dump has the right ones.
  */
 static bool
 rebind(OutboxHandler *handler)

@@ -477,7 +477,7 @@ walk_before(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 
 /*
  * May this message be claimed by this owner now?  Only if everything before it in
- * its stream is leased to him, with time left.  held_to: up to there that is known
+ * its stream is leased to that owner, with time left.  held_to: up to there that is known
  * already.
  */
 void

@@ -314,7 +314,7 @@ sleep_with_client(long ms)
 {
 	WaitEvent	event;
 
-	/* as pq_check_connection() does; whoever reads or writes sets it anew */
+	/* as pq_check_connection() does; whoever reads or writes sets it again */
 	ModifyWaitEvent(FeBeWaitSet, OUTBOX_CLIENT_SOCKET, WL_SOCKET_CLOSED, NULL);
 	if (WaitEventSetWait(FeBeWaitSet, ms, &event, 1, PG_WAIT_EXTENSION) > 0 &&
 		event.events == WL_POSTMASTER_DEATH)

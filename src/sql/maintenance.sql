@@ -47,7 +47,7 @@ COMMENT ON FUNCTION outbox._maintenance_step(text) IS
 
 -- _maintenance_failed(part, state, message)
 --     Logs that a part of maintenance has failed; but where nothing may be written,
---     or the caller may not do it, the error is his.
+--     or the caller may not do it, the caller gets the error.
 CREATE FUNCTION outbox._maintenance_failed(
     part    text,
     state   text,

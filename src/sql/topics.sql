@@ -46,7 +46,7 @@ LANGUAGE c VOLATILE
 AS 'MODULE_PATHNAME', 'outbox_topics_changed';
 
 COMMENT ON FUNCTION outbox._topics_changed() IS
-    'Has every session read the policies anew.';
+    'Has every session read the policies again.';
 
 CREATE TRIGGER outbox_topics_changed
     AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON outbox.topics
@@ -55,7 +55,7 @@ CREATE TRIGGER outbox_topics_changed
 ALTER TABLE outbox.topics ENABLE ALWAYS TRIGGER outbox_topics_changed;
 
 COMMENT ON TRIGGER outbox_topics_changed ON outbox.topics IS
-    'Has every session read the policies anew.';
+    'Has every session read the policies again.';
 
 -- _check_backoff(what, value)
 --     Raises 22023 if a delay is negative or longer than 366 days. The policy is in

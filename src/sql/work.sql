@@ -198,7 +198,7 @@ COMMENT ON FUNCTION outbox.reap_expired(integer) IS
     'The same as reap.';
 
 -- requeue(ids)
---     Puts dead messages back into the queue; their attempts begin anew.
+--     Puts dead messages back into the queue; their attempts are counted from 0.
 CREATE FUNCTION outbox.requeue(ids bigint[])
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE

@@ -45,7 +45,7 @@ find_relation(Oid namespace, const char *name)
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("relation \"%s.%s\" does not exist",
 						OUTBOX_SCHEMA, name),
-				 errhint("Create the extension anew, or run ALTER EXTENSION outbox UPDATE.")));
+				 errhint("Drop and create the extension, or run ALTER EXTENSION outbox UPDATE.")));
 	return relid;
 }
 

@@ -6,20 +6,12 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::RealBin;
-use OutboxTest;
+use OutboxTest qw(:DEFAULT claim);
 use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_node('no_preload', preload => 0, conf => "outbox.batch_size = 7\noutbox.lease_seconds = 600");
 my ($anna, $berta) = (owner(1), owner(2));
-
-sub claim
-{
-	my ($dbh, $owner, %more) = @_;
-	my $arguments = join '', map { ", $_ => ?" } sort keys %more;
-
-	return map { $_->[0] } $dbh->selectall_array("SELECT payload FROM outbox.claim(?$arguments)", undef, $owner, map { $more{$_} } sort keys %more);
-}
 
 sub enqueue { return $_[0]->do('SELECT outbox.enqueue(?, ?)', undef, @_[ 1, 2 ]) }
 

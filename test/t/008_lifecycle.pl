@@ -5,7 +5,7 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::RealBin;
-use OutboxTest;
+use OutboxTest qw(:DEFAULT claim);
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
@@ -14,14 +14,6 @@ my $seed = seed();
 my $node = new_node('lifecycle', workers => 0, bare => 1, conf => 'max_wal_size = 4GB');
 my ($anna, $berta) = (owner(1), owner(2));
 my $dbh = connect_to($node);
-
-sub claim
-{
-	my ($dbh, $owner, %more) = @_;
-	my $arguments = join '', map { ", $_ => ?" } sort keys %more;
-
-	return map { $_->[0] } $dbh->selectall_array("SELECT payload FROM outbox.claim(?$arguments)", undef, $owner, map { $more{$_} } sort keys %more);
-}
 
 sub enqueue { return $_[0]->do('SELECT outbox.enqueue(?, ?)', undef, @_[ 1, 2 ]) }
 

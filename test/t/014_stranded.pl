@@ -8,7 +8,7 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::RealBin;
-use OutboxTest;
+use OutboxTest qw(:DEFAULT claim);
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -16,14 +16,6 @@ my $node = new_node('stranded', workers => 0, conf => 'max_connections = 60');
 my ($anna, $berta, $carl) = map { owner($_) } 1 .. 3;
 my $stream = owner(101);
 my $dbh = connect_to($node);
-
-sub claim
-{
-	my ($session, $owner, %more) = @_;
-	my $arguments = join '', map { ", $_ => ?" } sort keys %more;
-
-	return map { $_->[0] } $session->selectall_array("SELECT payload FROM outbox.claim(?$arguments)", undef, $owner, map { $more{$_} } sort keys %more);
-}
 
 sub ack_all { return value($_[0], 'SELECT outbox.ack(?, array_agg(id)) FROM outbox.leases WHERE owner_token = ?', $_[1], $_[1]) }
 

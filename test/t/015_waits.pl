@@ -5,7 +5,7 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::RealBin;
-use OutboxTest;
+use OutboxTest qw(:DEFAULT claim);
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
@@ -14,14 +14,6 @@ my $node = new_node('waits', workers => 0, conf => "max_connections = 60\noutbox
 my ($anna, $berta, $carl) = map { owner($_) } 1 .. 3;
 my $stream = owner(101);
 my $dbh = connect_to($node);
-
-sub claim
-{
-	my ($session, $owner, %more) = @_;
-	my $arguments = join '', map { ", $_ => ?" } sort keys %more;
-
-	return map { $_->[0] } $session->selectall_array("SELECT payload FROM outbox.claim(?$arguments)", undef, $owner, map { $more{$_} } sort keys %more);
-}
 
 sub begin_wait
 {

@@ -7,7 +7,7 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::RealBin;
-use OutboxTest;
+use OutboxTest qw(:DEFAULT claim);
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
@@ -16,14 +16,6 @@ my $node = new_node('limits', workers => 0, conf => "max_connections = 60\nautov
 my ($anna, $berta, $carl) = map { owner($_) } 1 .. 3;
 my $stream = owner(101);
 my $dbh = connect_to($node);
-
-sub claim
-{
-	my ($session, $owner, %more) = @_;
-	my $arguments = join '', map { ", $_ => ?" } sort keys %more;
-
-	return map { $_->[0] } $session->selectall_array("SELECT payload FROM outbox.claim(?$arguments)", undef, $owner, map { $more{$_} } sort keys %more);
-}
 
 sub empty { $_[0]->do('TRUNCATE outbox.queue, outbox.dedupe, outbox.dead, outbox.archive, outbox.instances'); return }
 
@@ -66,12 +58,7 @@ for my $kind ('without a stream', 'of a stream', 'that can expire', 'of a tenant
 	for my $round (1 .. 1000)
 	{
 		my $look = $round == 50 || $round == 1000;
-		my $call = sub {
-			my ($what, @call) = @_;
-
-			if ($look) { push @{ $pages{$what} }, pages($dbh, @call) }
-			else { $dbh->do($call[0], undef, @call[ 1 .. $#call ]) }
-		};
+		my $call = sub { my $what = shift; $look ? push @{ $pages{$what} }, pages($dbh, @_) : $dbh->do(shift, undef, @_) };
 
 		$call->('enqueue', $enqueue, @message);
 		$call->('claim', @claim);
@@ -327,12 +314,7 @@ empty($dbh);
 	for my $round (1 .. 1000)
 	{
 		my $look = $round == 50 || $round == 1000;
-		my $call = sub {
-			my ($what, @call) = @_;
-
-			if ($look) { push @{ $pages{$what} }, pages($dbh, @call) }
-			else { $dbh->do($call[0], undef, @call[ 1 .. $#call ]) }
-		};
+		my $call = sub { my $what = shift; $look ? push @{ $pages{$what} }, pages($dbh, @_) : $dbh->do(shift, undef, @_) };
 
 		$call->('enqueue', $enqueue, $stream);
 		$call->('claim', $claim, $anna);

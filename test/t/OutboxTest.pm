@@ -15,6 +15,7 @@ use Time::HiRes qw(sleep time);
 our @EXPORT = qw(new_node connect_to poll owner kill_backend kill_server wait_for_recovery count_of value
   scale seed client sqlstate is_state check_indexes stranded nothing_stranded begin_call end_call
   is_done sleeps without_memory pgbouncer);
+our @EXPORT_OK = qw(claim);
 
 # How much more than in the short form: OUTBOX_SCALE.
 sub scale { return $ENV{OUTBOX_SCALE} // 1 }
@@ -115,6 +116,17 @@ END
 
 # The owner token of worker number N.
 sub owner { return sprintf '00000000-0000-4000-8000-%012d', shift }
+
+# The payloads that this owner claims; other arguments of the call by name. It is
+# exported when asked for, because some tests have a claim of their own.
+sub claim
+{
+	my ($dbh, $owner, %more) = @_;
+	my @names = sort keys %more;
+	my $arguments = join '', map { ", $_ => ?" } @names;
+
+	return map { $_->[0] } $dbh->selectall_array("SELECT payload FROM outbox.claim(?$arguments)", undef, $owner, @more{@names});
+}
 
 # kill -9, as the out-of-memory killer would; then wait until all is well again.
 sub kill_backend
