@@ -44,6 +44,54 @@ SELECT payload FROM outbox.claim(:a, topics => '{tp.pause}');
 SELECT outbox.resume_topic('tp.never.paused');
 SELECT outbox.reset_topic('tp'), outbox.reset_topic('tp'), outbox.reset_topic('tp', 'other');
 
+-- what was received, timers and runs of jobs have policies of their own
+SELECT outbox.receive('dddddddd-0000-4000-8000-000000000001', 'tp.kind', 'r') AS received;
+SELECT outbox.schedule_timer('tp.kind', 't', now()) IS NOT NULL AS scheduled;
+INSERT INTO outbox.jobs (job_name, topic, cron_schedule, payload) VALUES ('tp.job', 'tp.kind', '0 0 1 1 *', 'j');
+SELECT outbox.trigger_job('tp.job') IS NOT NULL AS run;
+SELECT outbox.enqueue('tp.kind', 'm') IS NOT NULL AS enqueued;
+SELECT outbox.pause_topic('tp.kind', kind => k) FROM unnest('{inbox,timer,job_run}'::text[]) k;
+SELECT payload FROM outbox.claim(:a, topics => '{tp.kind}');
+SELECT count(*) FROM outbox.claim_inbox(:a, handler_names => '{tp.kind}');
+SELECT count(*) FROM outbox.claim_timers(:a);
+SELECT count(*) FROM outbox.claim_job_runs(:a);
+SELECT outbox.dispatch_due();
+SELECT outbox.pause_topic('tp.kind');
+SELECT outbox.resume_topic('tp.kind', kind => k) FROM unnest('{inbox,timer,job_run}'::text[]) k;
+SELECT outbox.configure_topic('tp.kind', kind => 'inbox', max_attempts => 2, backoff_base => '0', retention => '1 hour');
+SELECT outbox.configure_topic('tp.kind', kind => 'timer', backoff_base => '7 s', dead_retention => '0');
+SELECT outbox.configure_topic('tp.kind', kind => 'job_run', max_attempts => 1);
+SELECT kind, paused, max_attempts, backoff_base, retention, dead_retention FROM outbox.topics WHERE topic = 'tp.kind' ORDER BY kind COLLATE "C";
+-- the inbox: two attempts, no delay; what is done is kept
+SELECT id AS i, attempts FROM outbox.claim_inbox(:a, handler_names => '{tp.kind}') \gset
+SELECT outbox.nack_inbox(:a, ARRAY[:i]);
+SELECT id AS i, attempts FROM outbox.claim_inbox(:a, handler_names => '{tp.kind}') \gset
+SELECT outbox.nack_inbox(:a, ARRAY[:i]);
+SELECT status, attempts, failure_reason FROM outbox.inbox WHERE id = :i;
+SELECT outbox.requeue_inbox(ARRAY[:i]);
+SELECT count(*) FROM outbox.claim_inbox(:a, handler_names => '{tp.kind}');
+SELECT outbox.ack_inbox(:a, ARRAY[:i]);
+SELECT keep, handler_name, payload FROM outbox.inbox_done WHERE id = :i;
+-- timers: seven seconds of delay, and the dead are not kept
+SELECT id AS i FROM outbox.claim_timers(:a) \gset
+SELECT outbox.abandon_timers(:a, ARRAY[:i]);
+SELECT next_attempt_at - updated_at AS delay FROM outbox.timer_queue WHERE id = :i;
+UPDATE outbox.timer_queue SET next_attempt_at = now() WHERE id = :i;
+SELECT count(*) FROM outbox.claim_timers(:a);
+SELECT outbox.fail_timers(:a, ARRAY[:i]);
+SELECT count(*) FROM outbox.timers WHERE id = :i;
+-- runs: one attempt
+SELECT id AS i FROM outbox.claim_job_runs(:a) \gset
+SELECT outbox.abandon_job_runs(:a, ARRAY[:i]);
+SELECT status, failure_reason FROM outbox.job_runs WHERE id = :i;
+-- messages of the same name have theirs
+SELECT count(*) FROM outbox.claim(:a, topics => '{tp.kind}');
+SELECT outbox.reset_topic('tp.kind', setting => 'max_attempts', kind => 'inbox'), outbox.reset_topic('tp.kind', setting => 'max_attempts', kind => 'timer');
+SELECT outbox.reset_topic('tp.kind', kind => k) FROM unnest('{inbox,timer,job_run,message}'::text[]) k;
+SELECT outbox.pause_topic('tp.unknown', kind => k) FROM unnest('{inbox,timer,job_run,message}'::text[]) k;
+DELETE FROM outbox.jobs;
+DELETE FROM outbox.topics WHERE topic = 'tp.unknown';
+
 \set VERBOSITY sqlstate
 SELECT outbox.configure_topic(NULL);
 SELECT outbox.configure_topic('');
@@ -57,6 +105,13 @@ SELECT outbox.pause_topic(NULL);
 SELECT outbox.pause_topic('');
 SELECT outbox.resume_topic('t', NULL);
 SELECT outbox.reset_topic(NULL);
+SELECT outbox.pause_topic('t', kind => 'queue');
+SELECT outbox.resume_topic('t', kind => NULL);
+SELECT outbox.configure_topic('t', kind => 'Message');
+SELECT outbox.configure_topic('t', kind => 'timer', check_dedupe_tenant => true);
+SELECT outbox.reset_topic('t', kind => '');
+SELECT outbox.reset_topic('t', setting => 'kind');
+INSERT INTO outbox.topics (kind, topic) VALUES ('x', 't');
 \set VERBOSITY default
 SELECT outbox.configure_topic('');
 SELECT count(*) FROM outbox.topics WHERE topic = 't';

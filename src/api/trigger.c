@@ -492,7 +492,8 @@ outbox_topics_changed(PG_FUNCTION_ARGS)
 	if (relid != outbox_catalog()->topics && relid != outbox_catalog()->handlers)
 		refuse_relation(trigger->tg_relation, "outbox._topics_changed");
 	CacheInvalidateRelcache(trigger->tg_relation);
-	outbox_wake_note_policies(outbox_store(OUTBOX_QUEUE)->table);
+	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
+		outbox_wake_note_policies(outbox_store(kind)->table);
 	PG_RETURN_POINTER(NULL);
 }
 

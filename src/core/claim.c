@@ -182,20 +182,20 @@ sort_topics(Claimer *claimer)
 	qsort(claimer->topics, claimer->ntopics, sizeof(text *), cmp_text);
 }
 
-/* Must the claim not touch this lane?  Topics are the queue's alone. */
+/* Must the claim not touch this lane? */
 static bool
 skips_lane(const OutboxPlace *place, void *arg)
 {
 	const Claimer *claimer = arg;
 	int64		topic_key = outbox_place_topic_key(place);
 
-	if (claimer->claim->store->kind != OUTBOX_QUEUE)
-		return false;
-	if (claimer->claim->topics == NULL &&
+	OutboxStoreKind kind = claimer->claim->store->kind;
+
+	if (kind == OUTBOX_QUEUE && claimer->claim->topics == NULL &&
 		(place->topic_hash == claimer->wait_topic ||
 		 outbox_handler_serves(topic_key, NULL)))
 		return true;
-	return outbox_policy_lane_is_paused(topic_key);
+	return outbox_policy_topic_is_paused(kind, topic_key);
 }
 
 /* The topic of waits, and those that handlers serve, must be named. */

@@ -12,6 +12,7 @@
 #include "utils/inval.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "queue/policy.h"
 #include "table/cached_table.h"
 #include "table/catalog.h"
@@ -21,7 +22,8 @@
 /* outbox.topics */
 enum
 {
-	T_NAMESPACE = 1,
+	T_KIND = 1,
+	T_NAMESPACE,
 	T_TOPIC,
 	T_PAUSED,
 	T_MAX_ATTEMPTS,
@@ -37,8 +39,9 @@ enum
 /* What a topic says itself; a null means: as the settings say. */
 typedef struct PolicyEntry
 {
-	int64		lane;			/* hash key */
-	struct PolicyEntry *next;	/* another topic in the same lane */
+	int64		topic_key;		/* hash key */
+	struct PolicyEntry *next;	/* another with the same key */
+	OutboxStoreKind kind;
 	text	   *namespace;
 	text	   *topic;
 	Datum		values[T_NATTS];
@@ -56,7 +59,7 @@ static OutboxCachedTable cache = {
 
 static HTAB *policies = NULL;
 static int	npolicies = 0;
-static int	npaused = 0;
+static int	npaused[OUTBOX_NSTORES];
 
 static void
 forget_policies(Datum arg, Oid relid)
@@ -93,19 +96,46 @@ begin_policies(void)
 	ctl.keysize = sizeof(int64);
 	ctl.entrysize = sizeof(PolicyEntry);
 	ctl.hcxt = cache.context;
-	npolicies = npaused = 0;
+	npolicies = 0;
+	memset(npaused, 0, sizeof(npaused));
 	policies = hash_create("outbox policies", 64, &ctl,
 						   HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+}
+
+/* Of which live table does a policy speak?  -1 for a kind that is unknown. */
+static int
+kind_of(const text *name)
+{
+	static const char *const names[OUTBOX_NSTORES] = {
+		[OUTBOX_QUEUE] = "message",
+		[OUTBOX_INBOX] = "inbox",
+		[OUTBOX_TIMERS] = "timer",
+		[OUTBOX_RUNS] = "job_run"
+	};
+
+	for (int kind = 0; kind < OUTBOX_NSTORES; kind++)
+	{
+		if (strlen(names[kind]) == VARSIZE_ANY_EXHDR(name) &&
+			memcmp(names[kind], VARDATA_ANY(name), strlen(names[kind])) == 0)
+			return kind;
+	}
+	return -1;
 }
 
 static void
 add_policy(TupleTableSlot *slot)
 {
-	PolicyEntry *entry = palloc0_object(PolicyEntry);
+	int			kind;
+	PolicyEntry *entry;
 	PolicyEntry *head;
 	bool		found;
 
 	slot_getsomeattrs(slot, T_NATTS);
+	kind = kind_of(DatumGetTextPP(slot->tts_values[T_KIND - 1]));
+	if (kind < 0)
+		return;
+	entry = palloc0_object(PolicyEntry);
+	entry->kind = kind;
 	entry->namespace = DatumGetTextPCopy(slot->tts_values[T_NAMESPACE - 1]);
 	entry->topic = DatumGetTextPCopy(slot->tts_values[T_TOPIC - 1]);
 	for (int i = 0; i < T_NATTS; i++)
@@ -117,30 +147,31 @@ add_policy(TupleTableSlot *slot)
 			entry->values[i] = datumCopy(slot->tts_values[i], att->attbyval,
 										 att->attlen);
 	}
-	entry->lane = outbox_topic_key(entry->namespace, entry->topic);
+	entry->topic_key = outbox_topic_key(entry->namespace, entry->topic);
 
-	head = hash_search(policies, &entry->lane, HASH_ENTER, &found);
+	head = hash_search(policies, &entry->topic_key, HASH_ENTER, &found);
 	entry->next = found ? head->next : NULL;
 	head->next = entry;
 	npolicies++;
 	if (DatumGetBool(entry->values[T_PAUSED - 1]))
-		npaused++;
+		npaused[kind]++;
 }
 
 static const PolicyEntry *
-find_policy(const text *namespace, const text *topic)
+find_policy(OutboxStoreKind kind, const text *namespace, const text *topic)
 {
-	int64		lane;
+	int64		topic_key;
 	const PolicyEntry *entry;
 
 	outbox_cached_table_load(&cache);
 	if (npolicies == 0)
 		return NULL;
-	lane = outbox_topic_key(namespace, topic);
-	entry = hash_search(policies, &lane, HASH_FIND, NULL);
+	topic_key = outbox_topic_key(namespace, topic);
+	entry = hash_search(policies, &topic_key, HASH_FIND, NULL);
 	for (entry = entry ? entry->next : NULL; entry; entry = entry->next)
 	{
-		if (outbox_text_equal(entry->namespace, namespace) &&
+		if (entry->kind == kind &&
+			outbox_text_equal(entry->namespace, namespace) &&
 			outbox_text_equal(entry->topic, topic))
 			return entry;
 	}
@@ -171,18 +202,15 @@ keep_seconds(Datum interval)
 }
 
 /*
- * What holds for this topic.  Topics are the queue's; for other live tables
- * it is what the settings say.  What was received and is done is not kept:
- * that it was there once is remembered elsewhere.
+ * What holds for this topic of a live table.  What was received and is done is not
+ * kept, unless the policy says so: that it was there once is remembered elsewhere.
  */
 void
 outbox_policy_get(const OutboxStore *store, const text *namespace,
 				  const text *topic, OutboxPolicy *policy)
 {
-	const PolicyEntry *entry = NULL;
+	const PolicyEntry *entry = find_policy(store->kind, namespace, topic);
 
-	if (store->kind == OUTBOX_QUEUE)
-		entry = find_policy(namespace, topic);
 	policy->paused = false;
 	policy->max_attempts = outbox_max_attempts;
 	policy->backoff_base = outbox_backoff_base * 1000.0;
@@ -218,22 +246,55 @@ outbox_policy_get(const OutboxStore *store, const text *namespace,
 }
 
 /*
- * Is the topic of this lane paused?  Of topics that share a lane one is
- * enough.
+ * Is the topic with this key paused?  Of topics that share a key one is enough.
  */
 bool
-outbox_policy_lane_is_paused(int64 lane)
+outbox_policy_topic_is_paused(OutboxStoreKind kind, int64 topic_key)
 {
 	const PolicyEntry *entry;
 
 	outbox_cached_table_load(&cache);
-	if (npaused == 0)
+	if (npaused[kind] == 0)
 		return false;
-	entry = hash_search(policies, &lane, HASH_FIND, NULL);
+	entry = hash_search(policies, &topic_key, HASH_FIND, NULL);
 	for (entry = entry ? entry->next : NULL; entry; entry = entry->next)
 	{
-		if (DatumGetBool(entry->values[T_PAUSED - 1]))
+		if (entry->kind == kind && DatumGetBool(entry->values[T_PAUSED - 1]))
 			return true;
 	}
 	return false;
+}
+
+static int
+cmp_keys(const void *a, const void *b)
+{
+	int64		x = *(const int64 *) a;
+	int64		y = *(const int64 *) b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* All topics of a live table that are paused. */
+void
+outbox_policy_paused(OutboxStoreKind kind, OutboxTopicKeys *topics)
+{
+	HASH_SEQ_STATUS scan;
+	const PolicyEntry *head;
+
+	outbox_cached_table_load(&cache);
+	topics->n = 0;
+	topics->keys = palloc_array(int64, npaused[kind] + 1);
+	if (npaused[kind] == 0)
+		return;
+	hash_seq_init(&scan, policies);
+	while ((head = hash_seq_search(&scan)) != NULL)
+	{
+		for (const PolicyEntry *entry = head->next; entry; entry = entry->next)
+		{
+			if (entry->kind == kind && DatumGetBool(entry->values[T_PAUSED - 1]))
+				topics->keys[topics->n++] = entry->topic_key;
+		}
+	}
+	Assert(topics->n == npaused[kind]);
+	qsort(topics->keys, topics->n, sizeof(int64), cmp_keys);
 }

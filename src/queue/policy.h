@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "table/catalog.h"
+#include "util/hash.h"
 
 /* Settings of a topic, or the general ones where it has none. */
 typedef struct OutboxPolicy
@@ -37,6 +38,7 @@ extern void outbox_policy_init(void);
 extern void outbox_policy_forget(void);
 extern void outbox_policy_get(const OutboxStore *store, const text *namespace,
 							  const text *topic, OutboxPolicy *policy);
-extern bool outbox_policy_lane_is_paused(int64 lane);
+extern bool outbox_policy_topic_is_paused(OutboxStoreKind kind, int64 topic_key);
+extern void outbox_policy_paused(OutboxStoreKind kind, OutboxTopicKeys *topics);
 
 #endif							/* OUTBOX_POLICY_H */

@@ -468,8 +468,25 @@ outbox_agenda_pick_leases(OutboxAgenda *agenda, TimestampTz until,
 	return n;
 }
 
+/* Is something due in a group, in a lane whose topic is not paused? */
+static bool
+group_is_due(const OutboxGroup *have, const OutboxTopicKeys *paused)
+{
+	if (paused->n == 0)
+		return have->ndue > 0;
+	for (int lane = have->due_first; lane != OUTBOX_NIL;
+		 lane = link_of(outbox_lane_at(lane), have->kind)->next)
+	{
+		int64		topic = outbox_place_topic_key(&outbox_lane_at(lane)->place);
+
+		if (!outbox_topic_keys_have(paused, topic))
+			return true;
+	}
+	return false;
+}
+
 static TimestampTz
-group_time(int group)
+group_time(int group, const OutboxTopicKeys *paused)
 {
 	const OutboxGroup *have;
 	TimestampTz first = DT_NOEND;
@@ -477,7 +494,7 @@ group_time(int group)
 	if (group == OUTBOX_NIL)
 		return DT_NOEND;
 	have = outbox_group_at(group);
-	if (have->ndue > 0)
+	if (group_is_due(have, paused))
 		return DT_NOBEGIN;
 	for (int lane = have->idle_first; lane != OUTBOX_NIL;
 		 lane = link_of(outbox_lane_at(lane), have->kind)->next)
@@ -492,11 +509,13 @@ group_time(int group)
 
 /*
  * When does something become due in the lanes of these topics, or in any if
- * there are none in the filter?  DT_NOBEGIN if something is due now.  Reads all
- * lanes of the topics.
+ * there are none in the filter?  DT_NOBEGIN if something is due now.  What is
+ * due in paused topics does not count; what will be may count.  Reads all lanes
+ * of the topics, and those that are due if anything is paused.
  */
 TimestampTz
-outbox_agenda_time_of(OutboxAgenda *agenda, const OutboxLaneFilter *filter)
+outbox_agenda_time_of(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
+					  const OutboxTopicKeys *paused)
 {
 	int			kind = outbox_agenda_kind(filter);
 	TimestampTz first = DT_NOEND;
@@ -506,7 +525,7 @@ outbox_agenda_time_of(OutboxAgenda *agenda, const OutboxLaneFilter *filter)
 	{
 		int			all = outbox_agenda_group(agenda, 0, 0, false);
 
-		return all != OUTBOX_NIL && outbox_group_at(all)->ndue > 0 ?
+		return all != OUTBOX_NIL && group_is_due(outbox_group_at(all), paused) ?
 			DT_NOBEGIN : outbox_agenda_next_time(agenda);
 	}
 	if (!outbox_agenda_keep(agenda, kind))
@@ -521,7 +540,7 @@ outbox_agenda_time_of(OutboxAgenda *agenda, const OutboxLaneFilter *filter)
 		first = Min(first,
 					group_time(outbox_agenda_group(agenda, kind,
 												   outbox_agenda_hash(kind, &place),
-												   false)));
+												   false), paused));
 	}
 	return first;
 }

@@ -114,7 +114,8 @@ extern int	outbox_agenda_pick(OutboxAgenda *agenda,
 extern int	outbox_agenda_pick_leases(OutboxAgenda *agenda, TimestampTz until,
 									  OutboxPick *picks, int max);
 extern TimestampTz outbox_agenda_time_of(OutboxAgenda *agenda,
-										 const OutboxLaneFilter *filter);
+										 const OutboxLaneFilter *filter,
+										 const OutboxTopicKeys *paused);
 
 extern void outbox_agenda_block(OutboxAgenda *agenda, int lane,
 								FullTransactionId xid, bool silent);

@@ -490,12 +490,12 @@ outbox_listing_end(OutboxListing *listing, bool at_end)
 }
 
 /*
- * When does something become due in the lanes of these topics (or in all)?
- * DT_NOBEGIN if something is due now.  False if that is not known.
+ * When does something become due in the lanes of these topics (or in all), but for
+ * the paused ones?  DT_NOBEGIN if something is due now.  False if that is not known.
  */
 bool
 outbox_directory_next_due(Oid relid, const OutboxLaneFilter *filter,
-						  TimestampTz *due)
+						  const OutboxTopicKeys *paused, TimestampTz *due)
 {
 	OutboxAgenda *agenda = outbox_use_cursor && !outbox_epoch_strangers() ?
 	outbox_agenda_lock(relid, LW_EXCLUSIVE) : NULL;
@@ -507,7 +507,7 @@ outbox_directory_next_due(Oid relid, const OutboxLaneFilter *filter,
 	outbox_waiters_call_due(agenda, GetCurrentTimestamp());
 	known = outbox_agenda_is_complete(agenda);
 	if (known)
-		*due = outbox_agenda_time_of(agenda, filter);
+		*due = outbox_agenda_time_of(agenda, filter, paused);
 	LWLockRelease(&agenda->lock);
 	return known;
 }

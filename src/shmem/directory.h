@@ -54,6 +54,7 @@ extern bool outbox_listing_add(OutboxListing *listing,
 extern void outbox_listing_end(OutboxListing *listing, bool at_end);
 extern bool outbox_directory_next_due(Oid relid,
 									  const OutboxLaneFilter *filter,
+									  const OutboxTopicKeys *paused,
 									  TimestampTz *due);
 extern TimestampTz outbox_directory_next_lease(Oid dbid);
 extern void outbox_directory_forget_databases(bool (*exists) (Oid dbid, void *arg),

@@ -46,6 +46,9 @@
 /* More topics than this are as good as all. */
 #define MAX_TOPICS 32
 
+/* Tables whose policies change in one transaction: a database has four. */
+#define MAX_POLICIES 8
+
 /* How soon to look again after a change of policies. */
 #define UNSURE_MS 50
 
@@ -61,7 +64,8 @@ static int	ntopics = 0;
 static bool all_topics = false;
 static uint32 wait_topic;		/* hash of the topic that is the worker's */
 static bool wait_topic_known = false;	/* in this transaction */
-static Oid	policies_of = InvalidOid;	/* table whose policies have changed */
+static Oid	policies_of[MAX_POLICIES];	/* tables whose policies have changed */
+static int	npolicies_of = 0;
 static Oid	released_in = InvalidOid;	/* table in which an owner has
 										 * released */
 static uint64 released_token;
@@ -111,7 +115,15 @@ outbox_wake_note_topic(int64 topic_key)
 void
 outbox_wake_note_policies(Oid relid)
 {
-	policies_of = relid;
+	for (int i = 0; i < npolicies_of; i++)
+	{
+		if (policies_of[i] == relid)
+			return;
+	}
+	/* more than that only if they have been dropped and made again */
+	if (npolicies_of == MAX_POLICIES)
+		memmove(policies_of, policies_of + 1, --npolicies_of * sizeof(Oid));
+	policies_of[npolicies_of++] = relid;
 }
 
 /* An owner has released all its messages: its claims must not wait any longer. */
@@ -162,9 +174,11 @@ call_claims(void)
 {
 	OutboxAgenda *agenda;
 
-	if (OidIsValid(policies_of) &&
-		(agenda = outbox_agenda_lock_to_report(policies_of)) != NULL)
+	for (int i = 0; i < npolicies_of; i++)
 	{
+		agenda = outbox_agenda_lock_to_report(policies_of[i]);
+		if (agenda == NULL)
+			continue;
 		outbox_waiters_call_all(agenda, true);
 		LWLockRelease(&agenda->lock);
 	}
@@ -181,7 +195,7 @@ call_workers(void)
 {
 	OutboxWorkersCall call = {
 		.own = note_worker || all_topics,
-		.all = all_topics || OidIsValid(policies_of),
+		.all = all_topics || npolicies_of > 0,
 		.look = note_database,
 		.nlanes = ntopics,
 		.lanes = topics
@@ -212,7 +226,8 @@ outbox_wake_xact_end(void)
 	}
 	ntopics = 0;
 	all_topics = note_worker = note_database = note_upkeep = false;
-	policies_of = released_in = InvalidOid;
+	npolicies_of = 0;
+	released_in = InvalidOid;
 	note_due = note_lease = PG_INT64_MAX;
 }
 

@@ -157,7 +157,8 @@ BEGIN
 
     SELECT * INTO policy
       FROM outbox.topics t
-     WHERE t.namespace = message.namespace AND t.topic = message.topic;
+     WHERE t.kind = 'message'
+       AND t.namespace = message.namespace AND t.topic = message.topic;
     gate := 'topic not paused';
     passed := NOT coalesce(policy.paused, false);
     detail := CASE WHEN NOT passed THEN 'see outbox.resume_topic' END;

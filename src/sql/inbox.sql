@@ -408,8 +408,7 @@ COMMENT ON FUNCTION outbox.receive(uuid, text, text, text, uuid, jsonb) IS
     'Puts a message into the inbox; false if it was received before.';
 
 -- The functions below do on the inbox what those of work.sql do on the queue,
--- with the same arguments. Policies are those of the settings: outbox.topics
--- does not apply to the inbox.
+-- with the same arguments. Policies are those of kind 'inbox' in outbox.topics.
 
 -- claim_inbox(owner_token, ...)
 --     Takes up to batch_size due messages and leases them to the owner; see
@@ -435,8 +434,9 @@ COMMENT ON FUNCTION outbox.claim_inbox(
     'Takes due messages from the inbox and leases them to the owner, by default a new one.';
 
 -- ack_inbox(owner_token, ids, ...)
---     Finishes messages; see ack. They are not kept: message_deduplication
---     alone remembers that they were received.
+--     Finishes messages; see ack. They are not kept, unless the policy of the
+--     handler_name has a retention: message_deduplication remembers that they were
+--     received.
 CREATE FUNCTION outbox.ack_inbox(
     owner_token uuid,
     ids         bigint[],

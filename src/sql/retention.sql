@@ -107,7 +107,7 @@ AS $$
                     count(*)
                FROM (SELECT extract(epoch FROM retention) AS seconds
                        FROM outbox.topics
-                      WHERE retention IS NOT NULL) t
+                      WHERE kind = 'message' AND retention IS NOT NULL) t
               WHERE t.seconds < 0 OR t.seconds >= 0.5
               GROUP BY 1
               ORDER BY 2 DESC, 1

@@ -2,6 +2,7 @@
 -- the columns by their numbers.
 
 CREATE TABLE outbox.topics (
+    kind                text     NOT NULL DEFAULT 'message',
     namespace           text     NOT NULL DEFAULT 'default',
     topic               text     NOT NULL,
     paused              boolean  NOT NULL DEFAULT false,
@@ -14,7 +15,8 @@ CREATE TABLE outbox.topics (
     retention           interval,
     dead_retention      interval,
     check_dedupe_tenant boolean,
-    CONSTRAINT topics_pkey PRIMARY KEY (namespace, topic),
+    CONSTRAINT topics_pkey PRIMARY KEY (kind, namespace, topic),
+    CONSTRAINT outbox_topics_kind CHECK (kind IN ('message', 'inbox', 'timer', 'job_run')),
     CONSTRAINT outbox_topics_names CHECK (
         char_length(namespace) BETWEEN 1 AND 255
         AND char_length(topic) BETWEEN 1 AND 255
@@ -23,6 +25,8 @@ CREATE TABLE outbox.topics (
 
 COMMENT ON TABLE outbox.topics IS
     'Policies of topics. What is null is as the settings say.';
+COMMENT ON COLUMN outbox.topics.kind IS
+    'What has this topic: message, inbox (the topic is the handler_name), timer or job_run.';
 COMMENT ON COLUMN outbox.topics.namespace IS 'The namespace of the topic.';
 COMMENT ON COLUMN outbox.topics.topic IS 'The topic.';
 COMMENT ON COLUMN outbox.topics.paused IS 'No message is handed out while this is true.';
@@ -79,13 +83,34 @@ $$;
 COMMENT ON FUNCTION outbox._check_backoff(text, interval) IS
     'Refuses a delay that is negative or too long.';
 
--- _is_known_topic(topic, namespace)
---     Does anything say that there is such a topic: a policy, a handler, a message
---     that waits or is dead, a claim not long ago? Where there are too many lanes to
---     look at all, the answer is yes.
-CREATE FUNCTION outbox._is_known_topic(
+-- _check_kind(kind)
+--     Raises 22023 if there is no such kind of work, and 22004 for a null.
+CREATE FUNCTION outbox._check_kind(kind text)
+RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF kind IS NULL THEN
+        RAISE EXCEPTION 'kind must not be null' USING ERRCODE = 'null_value_not_allowed';
+    ELSIF kind NOT IN ('message', 'inbox', 'timer', 'job_run') THEN
+        RAISE EXCEPTION 'kind "%" is unknown', left(kind, 100)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Kinds are message, inbox, timer and job_run.';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._check_kind(text) IS
+    'Refuses what is no kind of work.';
+
+-- _is_waiting_topic(topic, namespace, kind)
+--     Is there a row of this topic in the live table of this kind? Where there are
+--     too many lanes to look at all, the answer is yes.
+CREATE FUNCTION outbox._is_waiting_topic(
     topic     text,
-    namespace text
+    namespace text,
+    kind      text
 )
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -93,63 +118,99 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     most CONSTANT integer := 10000;
+    waiting       boolean;
 BEGIN
-    RETURN EXISTS (SELECT FROM outbox.topics t
-                    WHERE t.namespace = _is_known_topic.namespace
-                      AND t.topic = _is_known_topic.topic)
-        OR EXISTS (SELECT FROM outbox.handlers h
-                    WHERE h.namespace = _is_known_topic.namespace
-                      AND h.topic = _is_known_topic.topic)
-        OR EXISTS (SELECT FROM outbox.dead d
-                    WHERE d.namespace = _is_known_topic.namespace
-                      AND d.topic = _is_known_topic.topic)
-        OR EXISTS (SELECT FROM outbox._topic_claims() c
-                    WHERE c.namespace = _is_known_topic.namespace
-                      AND c.topic = _is_known_topic.topic)
-        OR EXISTS (
-            WITH RECURSIVE lanes(n, lane, namespace, topic) AS (
-                (SELECT 1, q.lane, q.namespace, q.topic FROM outbox.queue q ORDER BY q.lane LIMIT 1)
-                UNION ALL
-                SELECT l.n + 1, next.*
-                  FROM lanes l,
-                       LATERAL (SELECT q.lane, q.namespace, q.topic FROM outbox.queue q
-                                 WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1) next
-                 WHERE l.n < most
-            )
-            SELECT FROM lanes l
-             WHERE (l.namespace = _is_known_topic.namespace AND l.topic = _is_known_topic.topic)
-                OR l.n = most);
+    EXECUTE format($query$
+        WITH RECURSIVE lanes(n, lane, namespace, topic) AS (
+            (SELECT 1, q.lane, q.namespace, q.%2$I FROM outbox.%1$I q ORDER BY q.lane LIMIT 1)
+            UNION ALL
+            SELECT l.n + 1, next.*
+              FROM lanes l,
+                   LATERAL (SELECT q.lane, q.namespace, q.%2$I FROM outbox.%1$I q
+                             WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1) next
+             WHERE l.n < $3
+        )
+        SELECT EXISTS (SELECT FROM lanes l
+                        WHERE (l.namespace = $2 AND l.topic = $1) OR l.n = $3)
+        $query$,
+        CASE kind WHEN 'message' THEN 'queue' WHEN 'inbox' THEN 'inbox_queue'
+                  WHEN 'timer' THEN 'timer_queue' ELSE 'run_queue' END,
+        CASE kind WHEN 'inbox' THEN 'handler_name' ELSE 'topic' END)
+       INTO waiting
+      USING topic, namespace, most;
+    RETURN waiting;
 END
 $$;
 
-COMMENT ON FUNCTION outbox._is_known_topic(text, text) IS
+COMMENT ON FUNCTION outbox._is_waiting_topic(text, text, text) IS
+    'Whether something of this topic waits.';
+
+-- _is_known_topic(topic, namespace, kind)
+--     Does anything say that there is such a topic: a policy, something that waits;
+--     for messages also a handler, a dead one, a claim not long ago; for runs a job?
+CREATE FUNCTION outbox._is_known_topic(
+    topic     text,
+    namespace text,
+    kind      text
+)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM outbox.topics t
+                    WHERE t.kind = _is_known_topic.kind
+                      AND t.namespace = _is_known_topic.namespace
+                      AND t.topic = _is_known_topic.topic)
+        OR (kind = 'message'
+            AND (EXISTS (SELECT FROM outbox.handlers h
+                          WHERE h.namespace = _is_known_topic.namespace
+                            AND h.topic = _is_known_topic.topic)
+                 OR EXISTS (SELECT FROM outbox.dead d
+                             WHERE d.namespace = _is_known_topic.namespace
+                               AND d.topic = _is_known_topic.topic)
+                 OR EXISTS (SELECT FROM outbox._topic_claims() c
+                             WHERE c.namespace = _is_known_topic.namespace
+                               AND c.topic = _is_known_topic.topic)))
+        OR (kind = 'job_run' AND namespace = 'default'
+            AND EXISTS (SELECT FROM outbox.jobs j WHERE j.topic = _is_known_topic.topic))
+        OR outbox._is_waiting_topic(topic, namespace, kind);
+END
+$$;
+
+COMMENT ON FUNCTION outbox._is_known_topic(text, text, text) IS
     'Whether anything says that there is such a topic.';
 
--- _note_new_topic(topic, namespace)
+-- _note_new_topic(topic, namespace, kind)
 --     A NOTICE if nothing says that there is such a topic: its name may be wrong.
 CREATE FUNCTION outbox._note_new_topic(
     topic     text,
-    namespace text
+    namespace text,
+    kind      text
 )
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT outbox._is_known_topic(topic, namespace) THEN
-        RAISE NOTICE 'no message of topic "%" in namespace "%" is waiting or dead', topic, namespace
+    IF NOT outbox._is_known_topic(topic, namespace, kind) THEN
+        RAISE NOTICE 'no % of topic "%" in namespace "%" is waiting%',
+            CASE kind WHEN 'inbox' THEN 'received message'
+                      WHEN 'job_run' THEN 'run of a job' ELSE kind END,
+            topic, namespace, CASE kind WHEN 'message' THEN ' or dead' ELSE '' END
             USING HINT = 'The policy is kept for when there is one. '
                          'Names of topics are compared as they are; there are no patterns.';
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION outbox._note_new_topic(text, text) IS
+COMMENT ON FUNCTION outbox._note_new_topic(text, text, text) IS
     'Says that nothing is known of a topic.';
 
--- configure_topic(topic, namespace, ...)
+-- configure_topic(topic, namespace, ..., kind)
 --     Sets what is given of a topic's policy, and leaves the rest as it is.
---     For an interval that is a retention, negative means for ever.
+--     For an interval that is a retention, negative means for ever. Messages, what
+--     was received, timers and runs of jobs have policies of their own.
 CREATE FUNCTION outbox.configure_topic(
     topic               text,
     namespace           text     DEFAULT 'default',
@@ -159,7 +220,8 @@ CREATE FUNCTION outbox.configure_topic(
     retention           interval DEFAULT NULL,
     dead_retention      interval DEFAULT NULL,
     backoff_jitter      boolean  DEFAULT NULL,
-    check_dedupe_tenant boolean  DEFAULT NULL
+    check_dedupe_tenant boolean  DEFAULT NULL,
+    kind                text     DEFAULT 'message'
 )
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -171,13 +233,19 @@ BEGIN
     PERFORM outbox._check_limit('max_attempts', configure_topic.max_attempts);
     PERFORM outbox._check_backoff('backoff_base', configure_topic.backoff_base),
             outbox._check_backoff('backoff_max', configure_topic.backoff_max),
-            outbox._note_new_topic(configure_topic.topic, configure_topic.namespace);
+            outbox._check_kind(configure_topic.kind);
+    IF configure_topic.check_dedupe_tenant IS NOT NULL AND configure_topic.kind <> 'message' THEN
+        RAISE EXCEPTION 'only messages have check_dedupe_tenant'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM outbox._note_new_topic(configure_topic.topic, configure_topic.namespace,
+                                   configure_topic.kind);
 
     INSERT INTO outbox.topics AS t
-        (namespace, topic, max_attempts, backoff_base, backoff_max,
+        (kind, namespace, topic, max_attempts, backoff_base, backoff_max,
          backoff_jitter, retention, dead_retention, check_dedupe_tenant)
     VALUES
-        (configure_topic.namespace, configure_topic.topic,
+        (configure_topic.kind, configure_topic.namespace, configure_topic.topic,
          configure_topic.max_attempts, configure_topic.backoff_base,
          configure_topic.backoff_max, configure_topic.backoff_jitter,
          configure_topic.retention, configure_topic.dead_retention,
@@ -194,18 +262,19 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.configure_topic(
-    text, text, integer, interval, interval, interval, interval, boolean, boolean
+    text, text, integer, interval, interval, interval, interval, boolean, boolean, text
 ) IS
     'Sets what is given of a topic''s policy; what is null stays as it is.';
 
--- reset_topic(topic, namespace, setting)
+-- reset_topic(topic, namespace, setting, kind)
 --     Forgets a topic's policy, or one value of it, named as the argument of
 --     configure_topic; 'paused' is as resume_topic. What is forgotten is as the
 --     settings say. True if there was something to forget.
 CREATE FUNCTION outbox.reset_topic(
     topic     text,
     namespace text DEFAULT 'default',
-    setting   text DEFAULT NULL
+    setting   text DEFAULT NULL,
+    kind      text DEFAULT 'message'
 )
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -216,16 +285,18 @@ DECLARE
 BEGIN
     PERFORM outbox._check_name('topic', reset_topic.topic);
     PERFORM outbox._check_name('namespace', reset_topic.namespace);
+    PERFORM outbox._check_kind(reset_topic.kind);
     IF reset_topic.setting IS NULL THEN
         DELETE FROM outbox.topics t
-         WHERE t.namespace = reset_topic.namespace
+         WHERE t.kind = reset_topic.kind
+           AND t.namespace = reset_topic.namespace
            AND t.topic = reset_topic.topic;
         RETURN FOUND;
     END IF;
     IF NOT EXISTS (SELECT FROM pg_attribute a
                     WHERE a.attrelid = 'outbox.topics'::regclass
                       AND a.attnum > 0 AND NOT a.attisdropped
-                      AND a.attname NOT IN ('namespace', 'topic')
+                      AND a.attname NOT IN ('kind', 'namespace', 'topic')
                       AND a.attname = reset_topic.setting)
     THEN
         RAISE EXCEPTION 'setting "%" is none of a topic', left(reset_topic.setting, 100)
@@ -233,23 +304,24 @@ BEGIN
                   HINT = 'Settings are the columns of outbox.topics, as in max_attempts.';
     END IF;
     EXECUTE format('UPDATE outbox.topics t SET %1$I = DEFAULT '
-                   'WHERE t.namespace = $1 AND t.topic = $2 '
+                   'WHERE t.namespace = $1 AND t.topic = $2 AND t.kind = $3 '
                    'AND t.%1$I IS NOT NULL AND (%1$L <> ''paused'' OR t.paused)',
                    reset_topic.setting)
-      USING reset_topic.namespace, reset_topic.topic;
+      USING reset_topic.namespace, reset_topic.topic, reset_topic.kind;
     GET DIAGNOSTICS changed = ROW_COUNT;
     RETURN changed > 0;
 END
 $$;
 
-COMMENT ON FUNCTION outbox.reset_topic(text, text, text) IS
+COMMENT ON FUNCTION outbox.reset_topic(text, text, text, text) IS
     'Forgets a topic''s policy, or one value of it.';
 
--- _set_paused(topic, namespace, paused)
+-- _set_paused(topic, namespace, kind, paused)
 --     pause_topic and resume_topic.
 CREATE FUNCTION outbox._set_paused(
     topic     text,
     namespace text,
+    kind      text,
     paused    boolean
 )
 RETURNS void
@@ -259,42 +331,45 @@ AS $$
 BEGIN
     PERFORM outbox._check_name('topic', _set_paused.topic);
     PERFORM outbox._check_name('namespace', _set_paused.namespace);
-    PERFORM outbox._note_new_topic(_set_paused.topic, _set_paused.namespace);
-    INSERT INTO outbox.topics AS t (namespace, topic, paused)
-    VALUES (_set_paused.namespace, _set_paused.topic, _set_paused.paused)
+    PERFORM outbox._check_kind(_set_paused.kind);
+    PERFORM outbox._note_new_topic(_set_paused.topic, _set_paused.namespace, _set_paused.kind);
+    INSERT INTO outbox.topics AS t (kind, namespace, topic, paused)
+    VALUES (_set_paused.kind, _set_paused.namespace, _set_paused.topic, _set_paused.paused)
     ON CONFLICT ON CONSTRAINT topics_pkey DO UPDATE
         SET paused = excluded.paused
       WHERE t.paused <> excluded.paused;
 END
 $$;
 
-COMMENT ON FUNCTION outbox._set_paused(text, text, boolean) IS
+COMMENT ON FUNCTION outbox._set_paused(text, text, text, boolean) IS
     'What pause_topic and resume_topic have in common.';
 
--- pause_topic(topic, namespace)
+-- pause_topic(topic, namespace, kind)
 --     No message of the topic is handed out any more; leases go on.
 CREATE FUNCTION outbox.pause_topic(
     topic     text,
-    namespace text DEFAULT 'default'
+    namespace text DEFAULT 'default',
+    kind      text DEFAULT 'message'
 )
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-AS $$ SELECT outbox._set_paused(topic, namespace, true) $$;
+AS $$ SELECT outbox._set_paused(topic, namespace, kind, true) $$;
 
-COMMENT ON FUNCTION outbox.pause_topic(text, text) IS
+COMMENT ON FUNCTION outbox.pause_topic(text, text, text) IS
     'Stops the delivery of a topic''s messages.';
 
--- resume_topic(topic, namespace)
+-- resume_topic(topic, namespace, kind)
 --     Ends pause_topic: messages of the topic can be claimed again.
 CREATE FUNCTION outbox.resume_topic(
     topic     text,
-    namespace text DEFAULT 'default'
+    namespace text DEFAULT 'default',
+    kind      text DEFAULT 'message'
 )
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-AS $$ SELECT outbox._set_paused(topic, namespace, false) $$;
+AS $$ SELECT outbox._set_paused(topic, namespace, kind, false) $$;
 
-COMMENT ON FUNCTION outbox.resume_topic(text, text) IS
+COMMENT ON FUNCTION outbox.resume_topic(text, text, text) IS
     'Goes on with the delivery of a topic''s messages.';

@@ -86,7 +86,8 @@ SELECT coalesce(live.topic, dead.topic) AS topic,
   FROM live
   FULL JOIN dead ON dead.namespace = live.namespace AND dead.topic = live.topic
   LEFT JOIN outbox.topics t
-    ON t.namespace = coalesce(live.namespace, dead.namespace)
+    ON t.kind = 'message'
+   AND t.namespace = coalesce(live.namespace, dead.namespace)
    AND t.topic = coalesce(live.topic, dead.topic)
   LEFT JOIN outbox.handlers h
     ON h.namespace = coalesce(live.namespace, dead.namespace)

@@ -213,6 +213,27 @@ outbox_dedupe_digest(const text *namespace, const text *topic,
 	memcpy(digest->data, sha, UUID_LEN);
 }
 
+/* Is this one of the topics? */
+bool
+outbox_topic_keys_have(const OutboxTopicKeys *topics, int64 key)
+{
+	int			lo = 0;
+	int			hi = topics->n;
+
+	while (lo < hi)
+	{
+		int			mid = lo + (hi - lo) / 2;
+
+		if (topics->keys[mid] == key)
+			return true;
+		if (topics->keys[mid] < key)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return false;
+}
+
 /* Does a place pass a filter? */
 bool
 outbox_place_wanted(const OutboxLaneFilter *filter, const OutboxPlace *place)

@@ -71,6 +71,14 @@ typedef struct OutboxLaneFilter
 	const uint64 *tenant_hash;	/* NULL: any */
 } OutboxLaneFilter;
 
+/* Some topics, by their keys, in order. */
+typedef struct OutboxTopicKeys
+{
+	int64	   *keys;
+	int			n;
+} OutboxTopicKeys;
+
+extern bool outbox_topic_keys_have(const OutboxTopicKeys *topics, int64 key);
 extern bool outbox_place_wanted(const OutboxLaneFilter *filter,
 								const OutboxPlace *place);
 

@@ -29,6 +29,7 @@
 #include "compat.h"
 #include "queue/handler.h"
 #include "queue/handler_bind.h"
+#include "queue/policy.h"
 #include "queue/walk.h"
 #include "shmem/directory.h"
 #include "table/catalog.h"
@@ -198,10 +199,12 @@ may_have_messages(const OutboxHandler *handler)
 	uint32		topic_hash = outbox_topic_hash(handler->topic);
 	OutboxLaneFilter filter = {&namespace_hash, &topic_hash, 1};
 	Oid			queue = outbox_store(OUTBOX_QUEUE)->table;
+	OutboxTopicKeys paused;
 	TimestampTz due;
 
+	outbox_policy_paused(OUTBOX_QUEUE, &paused);
 	return !outbox_walk_uses_memory(queue) ||
-		!outbox_directory_next_due(queue, &filter, &due) ||
+		!outbox_directory_next_due(queue, &filter, &paused, &due) ||
 		due <= GetCurrentTimestamp();
 }
 

@@ -139,15 +139,18 @@ lanes_due(const OutboxStore *store, const OutboxLaneFilter *filter)
 	OutboxTable table;
 	OutboxPlace *untracked;
 	int			nuntracked;
+	OutboxTopicKeys paused;
 
 	if (outbox_walk_uses_memory(store->table))
 	{
-		if (outbox_directory_next_due(store->table, filter, &due))
+		/* who resumes a topic calls us */
+		outbox_policy_paused(store->kind, &paused);
+		if (outbox_directory_next_due(store->table, filter, &paused, &due))
 			return due;
 		outbox_store_open(&table, store);
 		outbox_walk_list(&table, filter, false, &untracked, &nuntracked);
 		outbox_table_close_unchanged(&table);
-		if (outbox_directory_next_due(store->table, filter, &due))
+		if (outbox_directory_next_due(store->table, filter, &paused, &due))
 			return due;
 	}
 	return after_idle_delay(outbox_poll_interval);
@@ -340,7 +343,7 @@ handler_due(const OutboxHandler *handler)
 	OutboxLaneFilter filter = {&namespace_hash, &topic_hash, 1};
 
 	/* who resumes a topic calls us */
-	if (outbox_policy_lane_is_paused(handler->lane))
+	if (outbox_policy_topic_is_paused(OUTBOX_QUEUE, handler->lane))
 		return DT_NOEND;
 	return lanes_due(outbox_store(OUTBOX_QUEUE), &filter);
 }

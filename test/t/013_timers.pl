@@ -437,6 +437,14 @@ sub try_lateness
 	$late = lateness($claimer, 'soon', 'alone', '0');
 	cmp_ok($late, '<', 1000, 'a timer calls a worker that has left');
 	diag(sprintf('a timer due now, without a worker: %.2f ms', $late));
+	# paused timers stay, and keep neither the worker nor other timers
+	$dbh->do("SELECT outbox.pause_topic('held', kind => 'timer'), outbox.schedule_timer('held', 'p', now())");
+	ok(worker_is_gone(), 'a timer that is due and paused does not keep the worker');
+	$late = lateness($claimer, 'soon', 'beside', '2 s');
+	cmp_ok($late, '<', 500, 'a timer beside one that is due and paused: within half a second');
+	is(count_of($dbh, "outbox.messages WHERE topic = 'held'"), 0, 'which stays');
+	$dbh->do("SELECT outbox.resume_topic('held', kind => 'timer')");
+	ok(poll(sub { count_of($dbh, "outbox.messages WHERE topic = 'held'") == 1 }, 5), 'resumed, it is dispatched at once');
 	return;
 }
 
