@@ -146,7 +146,6 @@ SELECT outbox.reset_topic('op.*', setting => 'max_attempts'), outbox.reset_topic
 SELECT paused, max_attempts, backoff_jitter FROM outbox.topics WHERE topic = 'op.*';
 SELECT outbox.reset_topic('op.*'), outbox.reset_topic('op.late');
 SELECT outbox.redrive('op.fail');
-SELECT outbox.redrive(topic => 'op.fail');
 
 \set VERBOSITY sqlstate
 SELECT outbox.reset_topic('op.*', setting => 'topic');

@@ -106,7 +106,7 @@ SELECT payload, expires_at FROM outbox.messages m JOIN outbox.claim(:a, topics =
 SELECT outbox.enqueue_many('rd1', ARRAY['1', '2', '3']) IS NOT NULL AS ok;
 SELECT outbox.enqueue_many('rd2', ARRAY['4', '5'], namespace => 'rdns') IS NOT NULL AS ok;
 SELECT outbox.fail(:a, array_agg(id)) FROM outbox.claim(:a, topics => '{rd1,rd2}');
-SELECT outbox.redrive('rdns', 'rd1'), outbox.redrive('default', 'rd1', 2), outbox.redrive('rdns'), outbox.redrive(topic => 'rd1');
+SELECT outbox.redrive('rd1', 'rdns'), outbox.redrive('rd1', 'default', 2), outbox.redrive(namespace => 'rdns'), outbox.redrive('rd1');
 SELECT payload, status FROM outbox.messages WHERE topic IN ('rd1', 'rd2') ORDER BY id;
 SELECT outbox.redrive() >= 0 AS all_the_rest;
 SELECT count(*) FROM outbox.dead_letters;

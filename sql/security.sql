@@ -68,7 +68,7 @@ RESET ROLE;
 -- an admin runs things, and does not write the tables
 SET ROLE ob_admin;
 SELECT outbox.pause_topic('sec'), outbox.resume_topic('sec'), outbox.configure_topic('sec', max_attempts => 5), outbox.reset_topic('sec');
-SELECT outbox.redrive('default', 'sec'), outbox.cleanup() >= 0 AS cleaned;
+SELECT outbox.redrive('sec', 'default'), outbox.cleanup() >= 0 AS cleaned;
 SELECT payload FROM outbox.messages WHERE topic = 'sec' ORDER BY id;
 SELECT topic, ready FROM outbox.topic_stats WHERE topic = 'sec';
 DELETE FROM outbox.queue;

@@ -24,6 +24,9 @@ SELECT outbox.schedule_timer('tm.now', 'one', now(), 'c1') AS t1,
        outbox.schedule_timer('tm.past', 'two', '-infinity') AS t2,
        outbox.schedule_timer('tm.later', 'three', now() + interval '1 hour') AS t3,
        outbox.schedule_timer('tm.never', 'four', 'infinity') AS t4 \gset
+SELECT outbox.enqueue('tm.later', 'm', 'c2', due_time => now() + interval '2 hours') AS m1, outbox.enqueue('tm.later', 'm', due_time => now()) AS m2 \gset
+SELECT kind, topic, name, message_id = :'m1' AS same FROM outbox.upcoming WHERE next_attempt_at > now() ORDER BY next_attempt_at;
+SELECT outbox.discard(array_agg(id)) FROM outbox.messages WHERE topic = 'tm.later';
 SELECT topic, payload, name IS NOT NULL AS has_name FROM (SELECT kind, u.topic, t.payload, name FROM outbox.upcoming u JOIN outbox.timers t ON t.timer_id = u.message_id) s ORDER BY topic;
 SELECT outbox.dispatch_due();
 SELECT topic, payload, correlation_id, status FROM outbox.messages WHERE topic LIKE 'tm.%' ORDER BY topic;
@@ -84,7 +87,7 @@ SELECT outbox.trigger_job('j', true) IS NOT NULL AS fired;
 UPDATE outbox.jobs SET last_fired_at = date_trunc('minute', clock_timestamp());
 SELECT outbox.trigger_job('j', true) IS NULL OR extract(second FROM clock_timestamp()) < 1 AS not_again;
 SELECT job_name, topic, payload, status FROM outbox.job_runs ORDER BY id;
-SELECT kind, topic, name FROM outbox.upcoming WHERE kind = 'run';
+SELECT kind, topic, name FROM outbox.upcoming WHERE kind = 'job_run';
 SELECT outbox.dispatch_due() BETWEEN 2 AND 3 AS dispatched;
 SELECT topic, payload, headers ->> 'job' AS job FROM outbox.messages WHERE topic = 'jb.t' ORDER BY id LIMIT 2;
 -- by workers' own hands, with output

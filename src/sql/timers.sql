@@ -484,24 +484,6 @@ AS 'MODULE_PATHNAME', 'outbox_requeue_timers';
 COMMENT ON FUNCTION outbox.requeue_timers(bigint[]) IS
     'Puts dead timers back.';
 
-CREATE VIEW outbox.upcoming AS
-SELECT 'timer'::text AS kind, t.message_id, t.topic, t.correlation_id AS name,
-       t.next_attempt_at AS due
-  FROM outbox.timer_queue t
- WHERE t.status = 0
-UNION ALL
-SELECT 'run', r.message_id, r.topic, r.job_name, r.next_attempt_at
-  FROM outbox.run_queue r
- WHERE r.status = 0
- ORDER BY due;
-
-COMMENT ON VIEW outbox.upcoming IS 'What is next: timers and runs that wait.';
-COMMENT ON COLUMN outbox.upcoming.kind IS 'timer or run.';
-COMMENT ON COLUMN outbox.upcoming.message_id IS 'The timer, or the run.';
-COMMENT ON COLUMN outbox.upcoming.topic IS 'The topic of the message that it becomes.';
-COMMENT ON COLUMN outbox.upcoming.name IS 'The job; for a timer its correlation_id.';
-COMMENT ON COLUMN outbox.upcoming.due IS 'When.';
-
 -- dispatch_due(batch_limit)
 --     Turns timers and runs that are due into messages of the outbox, each in
 --     this transaction. Returns how many. Does nothing while another session loads

@@ -636,3 +636,45 @@ $$;
 
 COMMENT ON FUNCTION outbox.status() IS
     'What is well and what is not, the latter first.';
+
+-- What is due later, and timers and runs that wait. Messages are found a lane at a
+-- time, as in topic_stats: what is due now is not looked at, and no more than the
+-- first 1000 of a lane.
+CREATE VIEW outbox.upcoming AS
+WITH RECURSIVE lanes(lane) AS (
+    (SELECT q.lane FROM outbox.queue q ORDER BY q.lane LIMIT 1)
+    UNION ALL
+    SELECT (SELECT q.lane FROM outbox.queue q
+             WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1)
+      FROM lanes l
+     WHERE l.lane IS NOT NULL
+)
+SELECT u.next_attempt_at, u.kind, u.topic, u.name, u.message_id
+  FROM (
+    SELECT m.next_attempt_at, 'message'::text AS kind, m.topic, m.correlation_id AS name,
+           m.message_id
+      FROM lanes l,
+           LATERAL (SELECT q.next_attempt_at, q.topic, q.correlation_id, q.message_id, q.status
+                      FROM outbox.queue q
+                     WHERE q.lane = l.lane AND q.next_attempt_at > now()
+                     ORDER BY q.next_attempt_at, q.id
+                     LIMIT 1000) m
+     WHERE l.lane IS NOT NULL AND m.status = 0
+    UNION ALL
+    SELECT t.next_attempt_at, 'timer', t.topic, t.correlation_id, t.message_id
+      FROM outbox.timer_queue t
+     WHERE t.status = 0
+    UNION ALL
+    SELECT r.next_attempt_at, 'job_run', r.topic, r.job_name, r.message_id
+      FROM outbox.run_queue r
+     WHERE r.status = 0) u
+ ORDER BY u.next_attempt_at, u.topic, u.message_id;
+
+COMMENT ON VIEW outbox.upcoming IS
+    'What is next: messages that are due later, timers and runs that wait.';
+COMMENT ON COLUMN outbox.upcoming.next_attempt_at IS 'When.';
+COMMENT ON COLUMN outbox.upcoming.kind IS 'message, timer or job_run.';
+COMMENT ON COLUMN outbox.upcoming.topic IS
+    'The topic; for timers and runs that of the message that it becomes.';
+COMMENT ON COLUMN outbox.upcoming.name IS 'The job of a run; else the correlation_id.';
+COMMENT ON COLUMN outbox.upcoming.message_id IS 'The message, the timer, or the run.';

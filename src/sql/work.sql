@@ -207,13 +207,12 @@ AS 'MODULE_PATHNAME', 'outbox_requeue_messages';
 COMMENT ON FUNCTION outbox.requeue(bigint[]) IS
     'Puts dead messages back into the queue.';
 
--- redrive(namespace, topic, batch_limit)
---     Puts the dead messages of a namespace, a topic, or all, back into the
---     queue, the oldest first, at most batch_limit (10000) of them. The namespace
---     comes first: a topic alone must be named.
+-- redrive(topic, namespace, batch_limit)
+--     Puts the dead messages of a topic, a namespace, or all, back into the
+--     queue, the oldest first, at most batch_limit (10000) of them.
 CREATE FUNCTION outbox.redrive(
-    namespace   text    DEFAULT NULL,
     topic       text    DEFAULT NULL,
+    namespace   text    DEFAULT NULL,
     batch_limit integer DEFAULT NULL
 )
 RETURNS integer
@@ -221,23 +220,13 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF redrive.namespace IS NOT NULL THEN
-        PERFORM outbox._check_name('namespace', redrive.namespace);
-    END IF;
     IF redrive.topic IS NOT NULL THEN
         PERFORM outbox._check_name('topic', redrive.topic);
     END IF;
-    PERFORM outbox._check_limit('batch_limit', redrive.batch_limit);
-    IF redrive.topic IS NULL
-       AND NOT EXISTS (SELECT FROM outbox.dead d WHERE d.namespace = redrive.namespace)
-       AND EXISTS (SELECT FROM outbox.dead d
-                    WHERE d.namespace = 'default' AND d.topic = redrive.namespace)
-    THEN
-        RAISE NOTICE 'no dead message is in namespace "%", but a topic is called so',
-                     redrive.namespace
-            USING HINT = format('Name the argument: outbox.redrive(topic => %L).',
-                                redrive.namespace);
+    IF redrive.namespace IS NOT NULL THEN
+        PERFORM outbox._check_name('namespace', redrive.namespace);
     END IF;
+    PERFORM outbox._check_limit('batch_limit', redrive.batch_limit);
     RETURN outbox.requeue(ARRAY(
         SELECT d.id
           FROM outbox.dead d
@@ -250,7 +239,7 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.redrive(text, text, integer) IS
-    'Puts dead messages of a namespace or topic back into the queue.';
+    'Puts dead messages of a topic or namespace back into the queue.';
 
 -- The functions below do with one message what those above do with a list, and
 -- have the same arguments but for id and attempt. They have names of their own

@@ -229,7 +229,7 @@ CREATE OPERATOR hostile.= (LEFTARG = text, RIGHTARG = text, FUNCTION = hostile.n
 SELECT tap.lease('obx-hostile', 'p') AS leased \gset
 SELECT outbox.fail(tap.alice(), :'leased') \gset
 SET LOCAL search_path = hostile, pg_catalog, public;
-SELECT outbox.cleanup(dead_retention => '1 day') AS removed, outbox.redrive('default', 'obx-hostile') AS redriven,
+SELECT outbox.cleanup(dead_retention => '1 day') AS removed, outbox.redrive('obx-hostile', 'default') AS redriven,
        outbox.configure_topic('obx-hostile', max_attempts => 2), outbox.reset_topic('obx-hostile') \gset
 RESET search_path;
 SELECT is(

@@ -171,8 +171,8 @@ SELECT outbox.enqueue_many('so-redrive', '{1,2,3}') AS e1,
        outbox.enqueue_many('so-redrive', '{4}', 'so-ns') AS e2,
        outbox.enqueue_many('so-redrive-2', '{5}', 'so-ns') AS e3 \gset
 SELECT outbox.fail(tap.alice(), array_agg(id)) FROM outbox.claim(tap.alice(), topics => '{so-redrive,so-redrive-2}') \gset
-SELECT outbox.redrive('so-ns', 'so-redrive-2') AS of_both, outbox.redrive('default', 'so-redrive', 2) AS two,
-       outbox.redrive('so-ns') AS of_namespace \gset
+SELECT outbox.redrive('so-redrive-2', 'so-ns') AS of_both, outbox.redrive('so-redrive', 'default', 2) AS two,
+       outbox.redrive(namespace => 'so-ns') AS of_namespace \gset
 SELECT is(
     ARRAY[:'of_both', :'two', :'of_namespace']
         || ARRAY(SELECT payload FROM outbox.claim(tap.bob(), topics => '{so-redrive,so-redrive-2}') ORDER BY payload),

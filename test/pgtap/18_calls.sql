@@ -26,7 +26,7 @@ SELECT bag_eq(
              ('release', 'owner_token uuid', 'integer'),
              ('release', 'owner_token uuid, ids bigint[], strict boolean DEFAULT false', 'integer'),
              ('requeue', 'ids bigint[]', 'integer'),
-             ('redrive', 'namespace text DEFAULT NULL::text, topic text DEFAULT NULL::text, batch_limit integer DEFAULT NULL::integer', 'integer'),
+             ('redrive', 'topic text DEFAULT NULL::text, namespace text DEFAULT NULL::text, batch_limit integer DEFAULT NULL::integer', 'integer'),
              ('reap', 'batch_limit integer DEFAULT NULL::integer', 'integer'),
              ('reap_expired', 'batch_limit integer DEFAULT NULL::integer', 'integer')$$,
     'calls: arguments have the names, types, order and defaults of the contract');

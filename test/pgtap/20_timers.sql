@@ -253,7 +253,7 @@ SELECT is(
 
 SELECT outbox.schedule_timer('timer-18', 'secret', now() + interval '1 day', 'N') AS t \gset
 SELECT is(
-    (SELECT ROW(kind, message_id, topic, name, due)::text FROM outbox.upcoming WHERE topic = 'timer-18'),
+    (SELECT ROW(kind, message_id, topic, name, next_attempt_at)::text FROM outbox.upcoming WHERE topic = 'timer-18'),
     ROW('timer', :'t', 'timer-18', 'N', now() + interval '1 day')::text,
     'timers: upcoming tells what is next');
 
