@@ -29,7 +29,7 @@ BEGIN
     EXECUTE format('SELECT outbox._make_partition(-2, %L, ''1 day'')', since + time '12:00' AT TIME ZONE 'UTC');
     EXECUTE format('INSERT INTO outbox.archive SELECT nextval(''outbox.message_id_seq''), created_at, %L, -2, attempts, retry_count, progress,
         failure_reason, gen_random_uuid(), processed_by, due_time, expires_at, tenant_id, stream_id, namespace, ''rt.old'', correlation_id,
-        NULL, headers, last_error, %L FROM outbox.archive WHERE topic = ''rt'' LIMIT 1', since + time '12:00' AT TIME ZONE 'UTC', days);
+        NULL, headers, last_error, NULL, %L FROM outbox.archive WHERE topic = ''rt'' LIMIT 1', since + time '12:00' AT TIME ZONE 'UTC', days);
 END $$;
 SELECT age_archive(d) FROM unnest(ARRAY[1, 6, 7, 8, 9]) d;
 SELECT parts();

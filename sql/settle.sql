@@ -177,6 +177,57 @@ SELECT outbox.renew_one(:a, -5, strict => true);
 SELECT outbox.release_one(:a, -5, true);
 SELECT outbox.release(:a, ARRAY[:i5]);
 
+-- attempts_log: what was said of each failed attempt, wherever the message is
+SELECT outbox.enqueue('st.log', '1') IS NOT NULL AS ok;
+SELECT id AS i FROM outbox.claim(:a, topics => '{st.log}') \gset
+SELECT * FROM outbox.attempts_log WHERE id = :i;
+SELECT outbox.nack(:a, ARRAY[:i], 'first', '0');
+SELECT attempts FROM outbox.claim(:a, topics => '{st.log}');
+SELECT outbox.release(:a, ARRAY[:i]);
+SELECT attempts FROM outbox.claim(:a, topics => '{st.log}');
+SELECT outbox.nack(:a, ARRAY[:i], delay => '0');
+SELECT attempts FROM outbox.claim(:a, topics => '{st.log}');
+SET TimeZone = 'Asia/Kathmandu';
+SET DateStyle = 'German, DMY';
+SELECT outbox.nack(:a, ARRAY[:i], E'x\nx' || repeat('x', 600), '0');
+RESET DateStyle;
+RESET TimeZone;
+SELECT kind, topic, attempt, left(error, 5) AS error, length(error), at BETWEEN created_at AND clock_timestamp() AS in_time, l.message_id = m.message_id AS same
+  FROM outbox.attempts_log l JOIN outbox.messages m USING (id, topic) WHERE id = :i ORDER BY attempt;
+SELECT attempts FROM outbox.claim(:a, topics => '{st.log}');
+SELECT outbox.fail(:a, ARRAY[:i], 'for good');
+SELECT attempt, left(error, 8) AS error FROM outbox.attempts_log WHERE id = :i;
+SELECT outbox.requeue(ARRAY[:i]);
+DO $$
+BEGIN
+    FOR i IN 1 .. 8 LOOP
+        PERFORM outbox.nack('aaaaaaaa-0000-4000-8000-000000000001', array_agg(id), 'again ' || i, '0', max_attempts => 100)
+           FROM outbox.claim('aaaaaaaa-0000-4000-8000-000000000001', topics => '{st.log}', max_attempts => 100);
+    END LOOP;
+END $$;
+SELECT array_agg(attempt ORDER BY at, attempt) AS attempts, min(error) FILTER (WHERE attempt = 3), max(error) FILTER (WHERE attempt = 8) FROM outbox.attempts_log WHERE id = :i;
+SELECT attempts FROM outbox.claim(:a, topics => '{st.log}', max_attempts => 100);
+SELECT outbox.ack(:a, ARRAY[:i]);
+SELECT count(*) FROM outbox.attempts_log WHERE id = :i AND topic = 'st.log';
+-- what is no log is replaced by one
+SELECT outbox.enqueue_many('st.log', '{1,2,3,4}') IS NOT NULL AS ok;
+SELECT array_agg(id) AS ids FROM outbox.claim(:a, topics => '{st.log}') \gset
+UPDATE outbox.queue SET errors = CASE payload WHEN '1' THEN '{{1,2},{3,4}}' WHEN '2' THEN '{NULL}' WHEN '3' THEN '{}' ELSE '[7:8]={text,99999999999 1}' END::text[] WHERE topic = 'st.log';
+SELECT attempt, at, error FROM outbox.attempts_log WHERE id = ANY (:'ids');
+SELECT outbox.nack(:a, :'ids', 'e');
+SELECT attempt, error FROM outbox.attempts_log WHERE id = ANY (:'ids') ORDER BY id;
+DELETE FROM outbox.queue WHERE topic = 'st.log';
+-- the same for what was received, timers and runs
+SELECT outbox.receive('dddddddd-0000-4000-8000-000000000002', 'st.log', 'r') AS received, outbox.schedule_timer('st.log', 't', now()) IS NOT NULL AS scheduled;
+INSERT INTO outbox.jobs (job_name, topic, cron_schedule, payload) VALUES ('st.log', 'st.log', '0 0 1 1 *', 'j');
+SELECT outbox.trigger_job('st.log') IS NOT NULL AS run;
+SELECT outbox.nack_inbox(:a, array_agg(id), 'of the inbox') FROM outbox.claim_inbox(:a);
+SELECT outbox.fail_timers(:a, array_agg(id), 'of a timer') FROM outbox.claim_timers(:a);
+SELECT outbox.abandon_job_runs(:a, array_agg(id), 'of a run') FROM outbox.claim_job_runs(:a);
+SELECT kind, topic, attempt, error FROM outbox.attempts_log WHERE error LIKE 'of %';
+DELETE FROM outbox.jobs;
+TRUNCATE outbox.inbox_queue, outbox.message_deduplication, outbox.timer_dead, outbox.run_queue;
+
 -- what is refused
 \set VERBOSITY sqlstate
 SELECT outbox.ack(NULL, '{1}');

@@ -280,6 +280,7 @@ outbox_make_row(const OutboxMessage *message, OutboxStreamTurn *turn,
 	set_pointer(values, isnull, Q_CORRELATION_ID, message->correlation_id);
 	set_pointer(values, isnull, Q_DEDUPE_KEY, message->dedupe_key);
 	set_pointer(values, isnull, Q_HEADERS, message->headers);
+	set_pointer(values, isnull, Q_ERRORS, message->replayed_errors);
 	set_pointer(values, isnull, Q_PAYLOAD, message->payload);
 }
 

@@ -5,6 +5,7 @@
 #ifndef OUTBOX_ENQUEUE_H
 #define OUTBOX_ENQUEUE_H
 
+#include "utils/array.h"
 #include "utils/jsonb.h"
 #include "utils/uuid.h"
 
@@ -29,6 +30,7 @@ typedef struct OutboxMessage
 	const pg_uuid_t *given_id;	/* message_id as the caller wants it */
 	int64		replayed_id;	/* not 0: it was in the queue before, as this */
 	TimestampTz replayed_created_at;
+	const ArrayType *replayed_errors;	/* of its attempts then, or NULL */
 	bool		retakes_key;	/* replayed: its dedupe key has been free */
 	bool		refused;		/* not to be enqueued after all */
 

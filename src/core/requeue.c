@@ -60,6 +60,7 @@ revive(OutboxMessage *message, HeapTuple tuple, TupleDesc desc,
 	message->replayed_id = DatumGetInt64(heap_getattr(tuple, H_ID, desc, &isnull));
 	message->replayed_created_at =
 		DatumGetTimestampTz(heap_getattr(tuple, H_CREATED_AT, desc, &isnull));
+	message->replayed_errors = get_pointer(tuple, H_ERRORS, desc);
 	message->given_id = get_pointer(tuple, H_MESSAGE_ID, desc);
 	message->namespace = PG_DETOAST_DATUM_PACKED(heap_getattr(tuple, H_NAMESPACE,
 															  desc, &isnull));

@@ -22,6 +22,7 @@
 
 #include "core/settle.h"
 #include "outbox.h"
+#include "queue/errors.h"
 #include "queue/history.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
@@ -193,6 +194,18 @@ progress_so_far(Settler *settler)
 		settler->lease->progress;
 }
 
+/* The errors of all attempts of the message at hand, with this one. */
+static const ArrayType *
+errors_so_far(Settler *settler)
+{
+	bool		isnull;
+	Datum		errors = slot_getattr(settler->slot, Q_ERRORS, &isnull);
+
+	return outbox_errors_add(isnull ? NULL : DatumGetArrayTypeP(errors),
+							 outbox_queue_counted_attempts(settler->slot),
+							 settler->now, what_was_wrong(settler));
+}
+
 static OutboxRowResult
 finish(Settler *settler, OutboxStatus status, OutboxReason reason)
 {
@@ -203,6 +216,7 @@ finish(Settler *settler, OutboxStatus status, OutboxReason reason)
 		/* of a run that is done, this is its output */
 		.forget_error = status == OUTBOX_DONE &&
 		settler->settle->store->kind == OUTBOX_RUNS,
+		.errors = status == OUTBOX_DEAD ? errors_so_far(settler) : NULL,
 		.processed_by = &settler->settle->owner,
 		.progress = settler->lease->progress,
 		.keep = settler->settle->keep && status == OUTBOX_DONE
@@ -267,6 +281,7 @@ nack(Settler *settler)
 	if (what_was_wrong(settler) != NULL)
 		outbox_row_set(settler->row, Q_LAST_ERROR,
 					   PointerGetDatum(what_was_wrong(settler)));
+	outbox_row_set(settler->row, Q_ERRORS, PointerGetDatum(errors_so_far(settler)));
 	return outbox_queue_update(&settler->queue, slot, settler->row, true,
 							   NULL);
 }

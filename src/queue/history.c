@@ -137,6 +137,7 @@ static const struct
 	{Q_DEDUPE_KEY, H_DEDUPE_KEY},
 	{Q_HEADERS, H_HEADERS},
 	{Q_LAST_ERROR, H_LAST_ERROR},
+	{Q_ERRORS, H_ERRORS},
 	{Q_PAYLOAD, H_PAYLOAD},
 };
 
@@ -175,6 +176,11 @@ make_history_row(TupleDesc desc, TupleTableSlot *message,
 	}
 	else if (outcome->forget_error)
 		isnull[H_LAST_ERROR - 1] = true;
+	if (outcome->errors != NULL)
+	{
+		values[H_ERRORS - 1] = PointerGetDatum(outcome->errors);
+		isnull[H_ERRORS - 1] = false;
+	}
 	return heap_form_tuple(desc, values, isnull);
 }
 

@@ -5,6 +5,7 @@
 #ifndef OUTBOX_HISTORY_H
 #define OUTBOX_HISTORY_H
 
+#include "utils/array.h"
 #include "utils/uuid.h"
 
 #include "outbox.h"
@@ -39,6 +40,7 @@ typedef struct OutboxOutcome
 	OutboxReason reason;
 	const text *error;			/* NULL keeps the last one, unless: */
 	bool		forget_error;
+	const ArrayType *errors;	/* of all attempts; NULL keeps what there is */
 	const pg_uuid_t *processed_by;
 	int			progress;		/* bits to set */
 	bool		keep;			/* even if its like is not kept */

@@ -22,6 +22,7 @@ CREATE TABLE outbox.archive (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
+    errors         text[],
     payload        text        NOT NULL
 ) PARTITION BY RANGE (keep, processed_at);
 
@@ -63,6 +64,7 @@ COMMENT ON COLUMN outbox.archive.correlation_id IS 'Ties messages together, for 
 COMMENT ON COLUMN outbox.archive.dedupe_key IS 'No two messages of a topic have the same.';
 COMMENT ON COLUMN outbox.archive.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.archive.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.archive.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.archive.payload IS 'The message itself.';
 
 COMMENT ON TABLE outbox.archive_unsorted IS
@@ -93,6 +95,7 @@ COMMENT ON COLUMN outbox.archive_unsorted.dedupe_key IS 'No two messages of a to
 COMMENT ON COLUMN outbox.archive_unsorted.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.archive_unsorted.last_error IS
     'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.archive_unsorted.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.archive_unsorted.payload IS 'The message itself.';
 
 CREATE TABLE outbox.dead (
@@ -116,6 +119,7 @@ CREATE TABLE outbox.dead (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
+    errors         text[],
     payload        text        NOT NULL,
 
     CONSTRAINT dead_pkey PRIMARY KEY (id),
@@ -148,4 +152,5 @@ COMMENT ON COLUMN outbox.dead.correlation_id IS 'Ties messages together, for the
 COMMENT ON COLUMN outbox.dead.dedupe_key IS 'No two messages of a topic have the same.';
 COMMENT ON COLUMN outbox.dead.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.dead.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.dead.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.dead.payload IS 'The message itself.';

@@ -32,6 +32,7 @@ CREATE TABLE outbox.inbox_queue (
     dedupe_key      text,
     headers         jsonb,
     last_error      text,
+    errors          text[],
     payload         text        NOT NULL,
 
     CONSTRAINT inbox_queue_pkey PRIMARY KEY (id),
@@ -99,6 +100,7 @@ COMMENT ON COLUMN outbox.inbox_queue.dedupe_key IS 'No two messages of a topic h
 COMMENT ON COLUMN outbox.inbox_queue.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.inbox_queue.last_error IS
     'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.inbox_queue.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.inbox_queue.payload IS 'The message itself; never parsed.';
 
 CREATE TRIGGER outbox_inbox_queue_written
@@ -145,6 +147,7 @@ CREATE TABLE outbox.inbox_done (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
+    errors         text[],
     payload        text        NOT NULL,
 
     CONSTRAINT inbox_done_pkey PRIMARY KEY (id)
@@ -178,6 +181,7 @@ COMMENT ON COLUMN outbox.inbox_done.dedupe_key IS 'No two messages of a topic ha
 COMMENT ON COLUMN outbox.inbox_done.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.inbox_done.last_error IS
     'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.inbox_done.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.inbox_done.payload IS 'The message itself.';
 
 CREATE TABLE outbox.inbox_dead (
@@ -201,6 +205,7 @@ CREATE TABLE outbox.inbox_dead (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
+    errors         text[],
     payload        text        NOT NULL,
 
     CONSTRAINT inbox_dead_pkey PRIMARY KEY (id)
@@ -234,6 +239,7 @@ COMMENT ON COLUMN outbox.inbox_dead.dedupe_key IS 'No two messages of a topic ha
 COMMENT ON COLUMN outbox.inbox_dead.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.inbox_dead.last_error IS
     'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.inbox_dead.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.inbox_dead.payload IS 'The message itself.';
 
 CREATE TABLE outbox.message_deduplication (

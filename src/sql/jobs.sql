@@ -57,6 +57,7 @@ CREATE TABLE outbox.run_queue (
     dedupe_key      text,
     headers         jsonb,
     last_error      text,
+    errors          text[],
     payload         text        NOT NULL,
 
     CONSTRAINT run_queue_pkey PRIMARY KEY (id),
@@ -123,6 +124,7 @@ COMMENT ON COLUMN outbox.run_queue.job_name IS 'The job.';
 COMMENT ON COLUMN outbox.run_queue.dedupe_key IS 'No two messages of a topic have the same.';
 COMMENT ON COLUMN outbox.run_queue.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.run_queue.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.run_queue.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.run_queue.payload IS 'The message itself; never parsed.';
 
 CREATE TRIGGER outbox_run_queue_written
@@ -169,6 +171,7 @@ CREATE TABLE outbox.run_done (
     dedupe_key     text,
     headers        jsonb,
     output         text,
+    errors         text[],
     payload        text        NOT NULL,
 
     CONSTRAINT run_done_pkey PRIMARY KEY (id)
@@ -200,6 +203,7 @@ COMMENT ON COLUMN outbox.run_done.job_name IS 'The job.';
 COMMENT ON COLUMN outbox.run_done.dedupe_key IS 'No two messages of a topic have the same.';
 COMMENT ON COLUMN outbox.run_done.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.run_done.output IS 'What the run had to say.';
+COMMENT ON COLUMN outbox.run_done.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.run_done.payload IS 'The message itself.';
 
 CREATE TABLE outbox.run_dead (
@@ -223,6 +227,7 @@ CREATE TABLE outbox.run_dead (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
+    errors         text[],
     payload        text        NOT NULL,
 
     CONSTRAINT run_dead_pkey PRIMARY KEY (id)
@@ -254,6 +259,7 @@ COMMENT ON COLUMN outbox.run_dead.job_name IS 'The job.';
 COMMENT ON COLUMN outbox.run_dead.dedupe_key IS 'No two messages of a topic have the same.';
 COMMENT ON COLUMN outbox.run_dead.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.run_dead.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.run_dead.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.run_dead.payload IS 'The message itself.';
 
 CREATE VIEW outbox.job_runs AS

@@ -30,6 +30,7 @@ CREATE TABLE outbox.queue (
     dedupe_key      text,
     headers         jsonb,
     last_error      text,
+    errors          text[],
     payload         text        NOT NULL,
 
     CONSTRAINT queue_pkey PRIMARY KEY (id),
@@ -94,6 +95,7 @@ COMMENT ON COLUMN outbox.queue.correlation_id IS 'Ties messages together, for th
 COMMENT ON COLUMN outbox.queue.dedupe_key IS 'No two messages of a topic have the same.';
 COMMENT ON COLUMN outbox.queue.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.queue.last_error IS 'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.queue.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.queue.payload IS 'The message itself; never parsed.';
 
 -- Keys and the messages that have them. A key is a digest, because the three

@@ -94,7 +94,7 @@ AS $$
      WHERE kind = 'monitor'
        AND c.relnamespace = 'outbox'::regnamespace
        AND c.relname IN ('messages', 'dead_letters', 'failures', 'stream_heads', 'joins',
-                         'inbox', 'dead_inbox', 'dead_timers', 'dead_job_runs',
+                         'inbox', 'dead_inbox', 'dead_timers', 'dead_job_runs', 'attempts_log',
                          'receptor_processing', 'perspective_checkpoints',
                          'timers', 'jobs', 'job_runs')
        AND a.attnum > 0

@@ -31,6 +31,7 @@ CREATE TABLE outbox.timer_queue (
     dedupe_key      text,
     headers         jsonb,
     last_error      text,
+    errors          text[],
     payload         text        NOT NULL,
 
     CONSTRAINT timer_queue_pkey PRIMARY KEY (id),
@@ -98,6 +99,7 @@ COMMENT ON COLUMN outbox.timer_queue.dedupe_key IS 'No two messages of a topic h
 COMMENT ON COLUMN outbox.timer_queue.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.timer_queue.last_error IS
     'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.timer_queue.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.timer_queue.payload IS 'The message itself; never parsed.';
 
 CREATE TRIGGER outbox_timer_queue_written
@@ -144,6 +146,7 @@ CREATE TABLE outbox.timer_done (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
+    errors         text[],
     payload        text        NOT NULL,
 
     CONSTRAINT timer_done_pkey PRIMARY KEY (id)
@@ -176,6 +179,7 @@ COMMENT ON COLUMN outbox.timer_done.dedupe_key IS 'No two messages of a topic ha
 COMMENT ON COLUMN outbox.timer_done.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.timer_done.last_error IS
     'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.timer_done.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.timer_done.payload IS 'The message itself.';
 
 CREATE TABLE outbox.timer_dead (
@@ -199,6 +203,7 @@ CREATE TABLE outbox.timer_dead (
     dedupe_key     text,
     headers        jsonb,
     last_error     text,
+    errors         text[],
     payload        text        NOT NULL,
 
     CONSTRAINT timer_dead_pkey PRIMARY KEY (id)
@@ -231,6 +236,7 @@ COMMENT ON COLUMN outbox.timer_dead.dedupe_key IS 'No two messages of a topic ha
 COMMENT ON COLUMN outbox.timer_dead.headers IS 'Whatever travels with the payload.';
 COMMENT ON COLUMN outbox.timer_dead.last_error IS
     'What the worker said of the last failed attempt.';
+COMMENT ON COLUMN outbox.timer_dead.errors IS 'What was said of all failed attempts.';
 COMMENT ON COLUMN outbox.timer_dead.payload IS 'The message itself.';
 
 CREATE VIEW outbox.timers AS

@@ -678,3 +678,65 @@ COMMENT ON COLUMN outbox.upcoming.topic IS
     'The topic; for timers and runs that of the message that it becomes.';
 COMMENT ON COLUMN outbox.upcoming.name IS 'The job of a run; else the correlation_id.';
 COMMENT ON COLUMN outbox.upcoming.message_id IS 'The message, the timer, or the run.';
+
+-- The failed attempts of messages, received messages, timers and runs, also of those
+-- that are over: of each the last 10, as errors.c writes them. Ask for an id: all
+-- tables are looked through for more.
+CREATE VIEW outbox.attempts_log AS
+SELECT a.id, a.kind, a.topic,
+       substring(e.entry FROM '^(\d{1,9}) ')::integer AS attempt,
+       '2000-01-01 00:00:00+00'::timestamptz
+           + substring(e.entry FROM '^\d+ (\d{1,18})')::bigint * interval '1 microsecond' AS at,
+       substring(e.entry FROM '^\d+ \d+ (.*)$') AS error,
+       a.namespace, a.message_id
+  FROM (
+    SELECT 'message'::text AS kind, t.id, t.message_id, t.namespace, t.topic, t.errors
+      FROM outbox.queue t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'message', t.id, t.message_id, t.namespace, t.topic, t.errors
+      FROM outbox.archive t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'message', t.id, t.message_id, t.namespace, t.topic, t.errors
+      FROM outbox.dead t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'inbox', t.id, t.message_id, t.namespace, t.handler_name, t.errors
+      FROM outbox.inbox_queue t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'inbox', t.id, t.message_id, t.namespace, t.handler_name, t.errors
+      FROM outbox.inbox_done t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'inbox', t.id, t.message_id, t.namespace, t.handler_name, t.errors
+      FROM outbox.inbox_dead t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'timer', t.id, t.message_id, t.namespace, t.topic, t.errors
+      FROM outbox.timer_queue t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'timer', t.id, t.message_id, t.namespace, t.topic, t.errors
+      FROM outbox.timer_done t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'timer', t.id, t.message_id, t.namespace, t.topic, t.errors
+      FROM outbox.timer_dead t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'job_run', t.id, t.message_id, t.namespace, t.topic, t.errors
+      FROM outbox.run_queue t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'job_run', t.id, t.message_id, t.namespace, t.topic, t.errors
+      FROM outbox.run_done t WHERE t.errors IS NOT NULL
+    UNION ALL
+    SELECT 'job_run', t.id, t.message_id, t.namespace, t.topic, t.errors
+      FROM outbox.run_dead t WHERE t.errors IS NOT NULL) a,
+       LATERAL unnest(a.errors) WITH ORDINALITY e(entry, n)
+ ORDER BY a.id, e.n;
+
+COMMENT ON VIEW outbox.attempts_log IS
+    'The failed attempts, the last 10 of each message, timer or run.';
+COMMENT ON COLUMN outbox.attempts_log.id IS 'The message, the timer, or the run.';
+COMMENT ON COLUMN outbox.attempts_log.kind IS 'message, inbox, timer or job_run.';
+COMMENT ON COLUMN outbox.attempts_log.topic IS 'The topic; in the inbox the handler_name.';
+COMMENT ON COLUMN outbox.attempts_log.attempt IS
+    'The number of the attempt; it begins with 1 again when a dead message is put back.';
+COMMENT ON COLUMN outbox.attempts_log.at IS 'When the attempt was handed back as failed.';
+COMMENT ON COLUMN outbox.attempts_log.error IS
+    'What the worker said, up to 200 bytes; null if it said nothing.';
+COMMENT ON COLUMN outbox.attempts_log.namespace IS 'The namespace.';
+COMMENT ON COLUMN outbox.attempts_log.message_id IS 'The logical message, timer or run.';

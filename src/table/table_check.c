@@ -100,6 +100,7 @@ static const ColumnShape live_columns[Q_NATTS] = {
 	[Q_DEDUPE_KEY - 1] = {TEXTOID, false},
 	[Q_HEADERS - 1] = {JSONBOID, false},
 	[Q_LAST_ERROR - 1] = {TEXTOID, false},
+	[Q_ERRORS - 1] = {TEXTARRAYOID, false},
 	[Q_PAYLOAD - 1] = {TEXTOID, true},
 };
 
@@ -140,6 +141,7 @@ static const ColumnShape history_columns[H_NATTS] = {
 	[H_DEDUPE_KEY - 1] = {TEXTOID, false},
 	[H_HEADERS - 1] = {JSONBOID, false},
 	[H_LAST_ERROR - 1] = {TEXTOID, false},
+	[H_ERRORS - 1] = {TEXTARRAYOID, false},
 	[H_PAYLOAD - 1] = {TEXTOID, true},
 };
 
