@@ -90,7 +90,7 @@ SELECT outbox.reset_topic('tp.kind', setting => 'max_attempts', kind => 'inbox')
 SELECT outbox.reset_topic('tp.kind', kind => k) FROM unnest('{inbox,timer,job_run,message}'::text[]) k;
 SELECT outbox.pause_topic('tp.unknown', kind => k) FROM unnest('{inbox,timer,job_run,message}'::text[]) k;
 DELETE FROM outbox.jobs;
-TRUNCATE outbox.inbox_done, outbox.message_deduplication;
+TRUNCATE outbox.inbox_done, outbox.message_deduplication, outbox.run_dead;
 DELETE FROM outbox.topics WHERE topic = 'tp.unknown';
 
 \set VERBOSITY sqlstate

@@ -177,7 +177,7 @@ SELECT bag_eq(
              ('explain_message', 'message_id uuid', 'TABLE(gate text, passed boolean, detail text)'),
              ('explain_message', 'message text', 'TABLE(gate text, passed boolean, detail text)'),
              ('requeue_inbox', 'ids bigint[]', 'integer'), ('requeue_timers', 'ids bigint[]', 'integer'), ('requeue_job_runs', 'ids bigint[]', 'integer'),
-             ('reset_topic', 'topic text, namespace text DEFAULT ''default''::text, setting text DEFAULT NULL::text', 'boolean'),
+             ('reset_topic', 'topic text, namespace text DEFAULT ''default''::text, setting text DEFAULT NULL::text, kind text DEFAULT ''message''::text', 'boolean'),
              ('grant_producer', 'role regrole', 'void'), ('grant_worker', 'role regrole', 'void'), ('grant_monitor', 'role regrole', 'void'), ('grant_admin', 'role regrole', 'void'),
              ('revoke_producer', 'role regrole', 'void'), ('revoke_worker', 'role regrole', 'void'), ('revoke_monitor', 'role regrole', 'void'), ('revoke_admin', 'role regrole', 'void')$$,
     'calls: those of operators have the names, types, order and defaults of the contract');
