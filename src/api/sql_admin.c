@@ -6,6 +6,9 @@
 
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "catalog/pg_type.h"
+#include "commands/extension.h"
+#include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -16,6 +19,7 @@
 
 #include "api/args.h"
 #include "compat.h"
+#include "outbox.h"
 #include "queue/dedupe.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
@@ -335,4 +339,35 @@ outbox_lanes_sql(PG_FUNCTION_ARGS)
 		tuplestore_putvalues(result->setResult, result->setDesc, values, isnull);
 	}
 	return (Datum) 0;
+}
+
+/*
+ * outbox._grant_for_users(role regrole, kind text) RETURNS void
+ *		What outbox._grant does, in an upgrade script.  What a script grants is taken
+ *		for a part of the extension, which no dump has; so for the time of this the
+ *		server must not know that there is a script.
+ */
+PG_FUNCTION_INFO_V1(outbox_grant_for_users);
+Datum
+outbox_grant_for_users(PG_FUNCTION_ARGS)
+{
+	Oid			types[2] = {REGROLEOID, TEXTOID};
+	Datum		values[2] = {PG_GETARG_DATUM(0), PG_GETARG_DATUM(1)};
+	bool		in_script = creating_extension;
+
+	PG_TRY();
+	{
+		creating_extension = false;
+		if (SPI_connect() != SPI_OK_CONNECT ||
+			SPI_execute_with_args("SELECT " OUTBOX_SCHEMA "._grant($1, $2)", 2, types,
+								  values, NULL, false, 0) != SPI_OK_SELECT)
+			elog(ERROR, "could not grant");
+		SPI_finish();
+	}
+	PG_FINALLY();
+	{
+		creating_extension = in_script;
+	}
+	PG_END_TRY();
+	PG_RETURN_VOID();
 }

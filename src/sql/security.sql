@@ -219,6 +219,62 @@ $$;
 COMMENT ON FUNCTION outbox._revoke(regrole, text) IS
     'What the revoke functions have in common.';
 
+-- _grant_for_users(role, kind)
+--     _grant, in an upgrade script: what a script grants is taken for a part of the
+--     extension, and a dump does not have it. Not so what this grants.
+CREATE FUNCTION outbox._grant_for_users(
+    role regrole,
+    kind text
+)
+RETURNS void
+LANGUAGE c VOLATILE STRICT
+AS 'MODULE_PATHNAME', 'outbox_grant_for_users';
+
+COMMENT ON FUNCTION outbox._grant_for_users(regrole, text) IS
+    'Grants to users, in an upgrade script.';
+
+-- _note_rights()
+--     At the beginning of an upgrade script: who has been granted what, for
+--     _grant_again. Who may not use the schema is not looked at.
+CREATE FUNCTION outbox._note_rights()
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM set_config('outbox_upgrade.rights',
+                       coalesce(jsonb_agg(ARRAY[a.grantee::text, k])::text, '[]'), true)
+       FROM pg_namespace n,
+            LATERAL (SELECT DISTINCT grantee FROM aclexplode(n.nspacl)
+                      WHERE grantee NOT IN (0, n.nspowner)) a,
+            LATERAL outbox._kinds(a.grantee) k
+      WHERE n.nspname = 'outbox'
+        -- an admin has the functions of all kinds
+        AND (k = 'admin' OR 'admin' <> ALL (SELECT outbox._kinds(a.grantee)));
+END
+$$;
+
+COMMENT ON FUNCTION outbox._note_rights() IS
+    'At the beginning of an upgrade: who has been granted what.';
+
+-- _grant_again()
+--     At the end of an upgrade script: who had been granted something gets the same of
+--     the new version. A function that is dropped and made again loses its grants, and
+--     a new one has none.
+CREATE FUNCTION outbox._grant_again()
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM outbox._grant_for_users((r.value ->> 0)::oid::regrole, r.value ->> 1)
+       FROM jsonb_array_elements(current_setting('outbox_upgrade.rights')::jsonb) r;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._grant_again() IS
+    'At the end of an upgrade: what was granted is granted again.';
+
 -- grant_producer(role)
 --     Lets a role enqueue, and nothing else: it cannot read a message.
 CREATE FUNCTION outbox.grant_producer(role regrole)
@@ -315,6 +371,7 @@ COMMENT ON FUNCTION outbox.revoke_admin(regrole) IS
 REVOKE ALL ON FUNCTION
     outbox._rights(text), outbox._begin_rights(regrole, text),
     outbox._grant(regrole, text), outbox._kinds(regrole), outbox._revoke(regrole, text),
+    outbox._grant_for_users(regrole, text), outbox._note_rights(), outbox._grant_again(),
     outbox.grant_producer(regrole), outbox.revoke_producer(regrole),
     outbox.grant_worker(regrole), outbox.revoke_worker(regrole),
     outbox.grant_monitor(regrole), outbox.revoke_monitor(regrole),

@@ -151,6 +151,7 @@ make_sandbox() {
     BINDIR=$SANDBOX/inst$prefix/bin
     PGXS=$(dirname "$("$PG_CONFIG" --pgxs)")/../..
     build_in "$SANDBOX" "$prefix"
+    "$TOP/src/tools/next-version" "$("$BINDIR/pg_config" --sharedir)/extension"
     if [ "$(id -u)" = 0 ]; then
         chown -R postgres: "$SANDBOX/run" "$SANDBOX/src"
     fi

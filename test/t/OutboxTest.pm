@@ -228,7 +228,7 @@ sub end_call
 		$dbh->pg_cancel;
 		return { rows => [], state => 'did not end', seconds => $took };
 	}
-	my $rows = eval { $dbh->pg_result; $call->{statement}->fetchall_arrayref };
+	my $rows = eval { $dbh->pg_result; $call->{statement}{NUM_OF_FIELDS} ? $call->{statement}->fetchall_arrayref : [] };
 	return {
 		rows => $rows // [],
 		state => $rows ? '' : $dbh->state || '08006',
