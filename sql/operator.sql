@@ -1,5 +1,5 @@
 -- what an operator does with messages that wait, and what the views show
-TRUNCATE outbox.queue, outbox.dead, outbox.dedupe, outbox.archive, outbox.joins, outbox.join_members, outbox.join_waits;
+TRUNCATE outbox.queue, outbox.dead, outbox.dedupe, outbox.archive, outbox.joins, outbox.join_members, outbox.join_waits, outbox.inbox_dead, outbox.timer_dead, outbox.run_dead;
 \set a '''aaaaaaaa-0000-4000-8000-000000000001'''
 \set s '''5ec5ec5e-0000-4000-8000-000000000009'''
 CREATE FUNCTION ids(of_topic text) RETURNS bigint[] LANGUAGE sql AS
