@@ -56,7 +56,7 @@ DATA = $(wildcard src/sql/upgrade/$(EXTENSION)--*--*.sql)
 PG_CPPFLAGS = -Isrc -DOUTBOX_VERSION='"$(EXTVERSION)"'
 PGFILEDESC = "outbox - transactional outbox, work queue and fan-in joins"
 
-REGRESS = extension enqueue dedupe claim settle reap stream policy operator maintenance security join batch inbox timer trigger router
+REGRESS = extension enqueue dedupe claim settle reap stream policy operator maintenance security join batch inbox timer trigger router restored
 REGRESS_OPTS = --inputdir=.
 ISOLATION = $(patsubst test/specs/%.spec,%,$(sort $(wildcard test/specs/*.spec)))
 ISOLATION_OPTS = --inputdir=test --outputdir=output_iso --load-extension=outbox

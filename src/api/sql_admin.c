@@ -21,6 +21,7 @@
 #include "compat.h"
 #include "outbox.h"
 #include "queue/dedupe.h"
+#include "queue/message_find.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
 #include "shmem/agenda.h"
@@ -81,17 +82,20 @@ outbox_dedupe_digest_sql(PG_FUNCTION_ARGS)
  * outbox._forget_key(namespace text, topic text, dedupe_key text,
  *					  message_id uuid) RETURNS boolean
  *		A dedupe key is free again, if this message has it and nobody is
- *		changing that.
+ *		changing that.  Not if the message waits: then a dump has brought it back
+ *		since it was done.
  */
 PG_FUNCTION_INFO_V1(outbox_forget_key);
 Datum
 outbox_forget_key(PG_FUNCTION_ARGS)
 {
+	const pg_uuid_t *message_id = PG_GETARG_UUID_P(3);
 	pg_uuid_t	digest;
 
 	outbox_dedupe_digest(PG_GETARG_TEXT_PP(0), PG_GETARG_TEXT_PP(1),
 						 PG_GETARG_TEXT_PP(2), &digest);
-	PG_RETURN_BOOL(outbox_dedupe_forget(&digest, PG_GETARG_UUID_P(3)));
+	PG_RETURN_BOOL(!outbox_message_is_live(message_id) &&
+				   outbox_dedupe_forget(&digest, message_id));
 }
 
 /* outbox._writes(function text) RETURNS void */

@@ -7,6 +7,8 @@
  * and in its stream it takes the last place, for its commit is that of the
  * transaction that brings it back.  The key of one that was cancelled has been
  * free since; if another message has taken it, the message comes back without.
+ *
+ * One that a dump has brought back already is left where it is, until it has ended.
  */
 #include "postgres.h"
 
@@ -82,9 +84,31 @@ revive(OutboxMessage *message, HeapTuple tuple, TupleDesc desc,
 		message->expires_at = NULL;
 }
 
-/* Take a message from the dead; NULL if it is not there. */
+/* Does the table have a row with this key, be it not committed yet? */
+static bool
+has_row(OutboxTable *table, Oid index, Datum key)
+{
+	TupleTableSlot *slot = outbox_table_slot(table);
+	TransactionId writer;
+	bool		found = outbox_find_row(table, index, key, slot, &writer);
+
+	ExecDropSingleTupleTableSlot(slot);
+	return found || TransactionIdIsValid(writer);
+}
+
+/* Does the live table have this message, or another one with its id? */
+static bool
+is_back(OutboxTable *live, TupleTableSlot *message)
+{
+	return has_row(live, live->store->pkey, outbox_row_get(message, H_ID)) ||
+		has_row(live, live->store->message_id,
+				outbox_row_get(message, H_MESSAGE_ID));
+}
+
+/* Take a message from the dead; NULL if it is not there, or cannot come back. */
 static HeapTuple
-exhume(OutboxTable *dead, OutboxProbe *probe, TupleTableSlot *slot, int64 id)
+exhume(OutboxTable *dead, OutboxTable *live, OutboxProbe *probe,
+	   TupleTableSlot *slot, int64 id)
 {
 	for (;;)
 	{
@@ -99,6 +123,8 @@ exhume(OutboxTable *dead, OutboxProbe *probe, TupleTableSlot *slot, int64 id)
 			outbox_xact_wait(blocker);
 			continue;
 		}
+		if (is_back(live, slot))
+			return NULL;
 		switch (outbox_table_delete(dead, slot, true, NULL))
 		{
 			case OUTBOX_ROW_OK:
@@ -122,16 +148,19 @@ outbox_requeue(const OutboxStore *store, const int64 *ids, int nids)
 	OutboxMessage *messages = palloc_array(OutboxMessage, nids + 1);
 	int			nmessages = 0;
 	OutboxTable dead;
+	OutboxTable live;
 	OutboxProbe probe;
 	TupleTableSlot *slot;
 
 	CommandCounterIncrement();
 	outbox_table_open(&dead, store->dead, H_NATTS);
+	outbox_table_open_to_read(&live, store->table);
+	live.store = store;
 	slot = outbox_table_slot(&dead);
 	outbox_probe_begin(&probe, &dead, store->dead_pkey);
 	for (int i = 0; i < nids; i++)
 	{
-		HeapTuple	tuple = exhume(&dead, &probe, slot, ids[i]);
+		HeapTuple	tuple = exhume(&dead, &live, &probe, slot, ids[i]);
 
 		if (tuple != NULL)
 			revive(&messages[nmessages++], tuple, RelationGetDescr(dead.rel),
@@ -139,6 +168,7 @@ outbox_requeue(const OutboxStore *store, const int64 *ids, int nids)
 	}
 	outbox_probe_end(&probe);
 	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&live);
 	outbox_table_close(&dead);
 
 	if (nmessages > 0)

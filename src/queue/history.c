@@ -6,12 +6,18 @@
  * how long their topic wants them kept; so retention is little more than
  * dropping partitions.  Failed ones go to outbox.dead and stay until somebody decides.
  * The rows of a call are collected and written together at its end.
+ *
+ * A message can be in history already when it ends: a dump has brought it back, or
+ * has set the sequence of ids back.  What is done is kept once more; the keys of
+ * these tables contain the time.  Of what has failed, the last row stays.
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "catalog/pg_inherits.h"
+#include "commands/sequence.h"
+#include "miscadmin.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -26,8 +32,10 @@
 #include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/columns.h"
+#include "table/probe.h"
 #include "table/table.h"
 #include "util/hash.h"
+#include "util/uuid.h"
 
 void
 outbox_history_begin(OutboxHistory *history, OutboxTable *queue,
@@ -121,7 +129,6 @@ static const struct
 	AttrNumber	from;
 	AttrNumber	to;
 }			carried[] = {
-	{Q_ID, H_ID},
 	{Q_CREATED_AT, H_CREATED_AT},
 	{Q_ATTEMPTS, H_ATTEMPTS},
 	{Q_RETRY_COUNT, H_RETRY_COUNT},
@@ -141,8 +148,45 @@ static const struct
 	{Q_PAYLOAD, H_PAYLOAD},
 };
 
+/* Delete the row that a message has among the dead. */
+static void
+forget_dead(OutboxTable *dead, Oid index, Datum key, TupleTableSlot *slot)
+{
+	TransactionId blocker;
+
+	while (outbox_find_row(dead, index, key, slot, &blocker) &&
+		   outbox_table_delete(dead, slot, true, NULL) == OUTBOX_ROW_GONE)
+		CHECK_FOR_INTERRUPTS();
+}
+
+/*
+ * A message is about to be written to the dead: nothing there may be in its way.
+ * Returns its id, which is a new one if the dead have another message of that id.
+ */
+static int64
+make_way(OutboxTable *dead, const OutboxStore *store, TupleTableSlot *message)
+{
+	Datum		message_id = outbox_row_get(message, Q_MESSAGE_ID);
+	Datum		id = outbox_row_get(message, Q_ID);
+	TupleTableSlot *slot = outbox_table_slot(dead);
+	TransactionId blocker;
+
+	if (store->kind == OUTBOX_QUEUE)
+		forget_dead(dead, outbox_catalog()->dead_message_id, message_id, slot);
+	if (outbox_find_row(dead, store->dead_pkey, id, slot, &blocker))
+	{
+		if (outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(slot, H_MESSAGE_ID)),
+							  DatumGetUUIDP(message_id)))
+			forget_dead(dead, store->dead_pkey, id, slot);
+		else
+			id = Int64GetDatum(nextval_internal(outbox_catalog()->sequence, false));
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	return DatumGetInt64(id);
+}
+
 static HeapTuple
-make_history_row(TupleDesc desc, TupleTableSlot *message,
+make_history_row(TupleDesc desc, TupleTableSlot *message, int64 id,
 				 const OutboxOutcome *outcome, TimestampTz now, int keep)
 {
 	Datum	   *values = palloc0_array(Datum, desc->natts);
@@ -155,6 +199,8 @@ make_history_row(TupleDesc desc, TupleTableSlot *message,
 		values[carried[i].to - 1] = message->tts_values[carried[i].from - 1];
 		isnull[carried[i].to - 1] = message->tts_isnull[carried[i].from - 1];
 	}
+	values[H_ID - 1] = Int64GetDatum(id);
+	isnull[H_ID - 1] = false;
 	values[H_PROCESSED_AT - 1] = TimestampTzGetDatum(now);
 	isnull[H_PROCESSED_AT - 1] = false;
 	values[H_KEEP - 1] = Int32GetDatum(keep);
@@ -217,6 +263,7 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 	OutboxDestination *destination;
 	TupleTableSlot *row;
 	MemoryContext old;
+	int64		id;
 	int			keep;
 
 	Assert(outcome->status == OUTBOX_DONE || outcome->status == OUTBOX_DEAD);
@@ -246,9 +293,12 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 	destination = get_destination(history,
 								  history_table(store, outcome->status, &keep,
 												history->now));
+	id = outcome->status == OUTBOX_DEAD ?
+		make_way(&destination->table, store, message) :
+		DatumGetInt64(outbox_row_get(message, Q_ID));
 	row = outbox_table_batch_row(&destination->table, destination->nrows);
 	old = MemoryContextSwitchTo(history->context);
-	ExecStoreHeapTuple(make_history_row(row->tts_tupleDescriptor, message,
+	ExecStoreHeapTuple(make_history_row(row->tts_tupleDescriptor, message, id,
 										outcome, history->now, keep),
 					   row, false);
 	MemoryContextSwitchTo(old);

@@ -76,6 +76,15 @@ archive_has(const pg_uuid_t *message_id)
 	return outbox_archive_search(message_id, partition_has);
 }
 
+/* Is this message in the queue? */
+bool
+outbox_message_is_live(const pg_uuid_t *message_id)
+{
+	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
+
+	return table_has(queue->table, queue->message_id, message_id);
+}
+
 /* Has this message left the queue, and is still kept? */
 bool
 outbox_message_in_history(const pg_uuid_t *message_id)
@@ -116,12 +125,8 @@ outbox_message_outcome(const pg_uuid_t *message_id, OutboxStatus *status,
 bool
 outbox_message_is_kept(const pg_uuid_t *message_id)
 {
-	const OutboxStore *queue = outbox_store(OUTBOX_QUEUE);
-
 	/* the queue twice: a dead message may be put back while we look */
-	return table_has(queue->table, queue->message_id,
-					 message_id) ||
+	return outbox_message_is_live(message_id) ||
 		outbox_message_in_history(message_id) ||
-		table_has(queue->table, queue->message_id,
-				  message_id);
+		outbox_message_is_live(message_id);
 }

@@ -13,6 +13,7 @@
 extern bool outbox_message_outcome(const pg_uuid_t *message_id,
 								   OutboxStatus *status,
 								   TransactionId *writer);
+extern bool outbox_message_is_live(const pg_uuid_t *message_id);
 extern bool outbox_message_is_kept(const pg_uuid_t *message_id);
 extern bool outbox_message_in_history(const pg_uuid_t *message_id);
 

@@ -1,5 +1,11 @@
 -- history.sql: messages that are finished. Serves history.c and archive.c,
 -- which know the columns by their numbers; both tables have the same.
+--
+-- A message that was done, and that a dump has brought back since, is delivered
+-- and done once more. Nothing may be in the way of that, so history has a row each
+-- time, and the keys of what is done (here and in the other stores) contain the time.
+-- Of what has failed there is one row, the last (make_way in history.c): it can be
+-- put back.
 
 CREATE TABLE outbox.archive (
     id             bigint      NOT NULL,
@@ -35,7 +41,8 @@ CREATE TABLE outbox.archive_unsorted
     PARTITION OF outbox.archive FOR VALUES FROM (MINVALUE, MINVALUE) TO (-2, MINVALUE);
 
 ALTER TABLE outbox.archive_unsorted
-    ADD CONSTRAINT archive_unsorted_pkey PRIMARY KEY (id) WITH (deduplicate_items = off);
+    ADD CONSTRAINT archive_unsorted_pkey PRIMARY KEY (id, processed_at)
+        WITH (deduplicate_items = off);
 CREATE INDEX archive_unsorted_message_id_idx ON outbox.archive_unsorted (message_id)
     WITH (deduplicate_items = off);
 CREATE INDEX archive_unsorted_keep_idx ON outbox.archive_unsorted (keep, processed_at);

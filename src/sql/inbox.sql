@@ -150,7 +150,7 @@ CREATE TABLE outbox.inbox_done (
     errors         text[],
     payload        text        NOT NULL,
 
-    CONSTRAINT inbox_done_pkey PRIMARY KEY (id)
+    CONSTRAINT inbox_done_pkey PRIMARY KEY (id, processed_at)
 );
 
 CREATE INDEX inbox_done_message_id_idx ON outbox.inbox_done (message_id);

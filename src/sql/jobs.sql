@@ -174,7 +174,7 @@ CREATE TABLE outbox.run_done (
     errors         text[],
     payload        text        NOT NULL,
 
-    CONSTRAINT run_done_pkey PRIMARY KEY (id)
+    CONSTRAINT run_done_pkey PRIMARY KEY (id, processed_at)
 );
 
 CREATE INDEX run_done_message_id_idx ON outbox.run_done (message_id);

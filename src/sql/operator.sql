@@ -145,6 +145,7 @@ AS $$
           JOIN doomed d
             ON k.key = outbox._dedupe_digest(_purge_dead.namespace, _purge_dead.topic, d.dedupe_key)
            AND k.message_id = d.message_id
+         WHERE NOT EXISTS (SELECT FROM outbox.queue q WHERE q.message_id = d.message_id)
            FOR UPDATE OF k SKIP LOCKED
     ), freed AS (
         DELETE FROM outbox.dedupe k USING keys WHERE k.key = keys.key

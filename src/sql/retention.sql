@@ -226,8 +226,8 @@ BEGIN
     -- make them by itself, and a dump, which makes them too, could not be restored.
     EXECUTE format('CREATE TABLE outbox.%I (LIKE outbox.archive'
                    ' INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING COMMENTS)', name);
-    EXECUTE format('ALTER TABLE outbox.%I ADD PRIMARY KEY (id) WITH (deduplicate_items = off)',
-                   name);
+    EXECUTE format('ALTER TABLE outbox.%I ADD PRIMARY KEY (id, processed_at)'
+                   ' WITH (deduplicate_items = off)', name);
     EXECUTE format('CREATE INDEX ON outbox.%I (message_id) WITH (deduplicate_items = off)',
                    name);
     EXECUTE format('ALTER TABLE outbox.%I OWNER TO %s', name, archive.owner);

@@ -149,7 +149,7 @@ CREATE TABLE outbox.timer_done (
     errors         text[],
     payload        text        NOT NULL,
 
-    CONSTRAINT timer_done_pkey PRIMARY KEY (id)
+    CONSTRAINT timer_done_pkey PRIMARY KEY (id, processed_at)
 );
 
 CREATE INDEX timer_done_message_id_idx ON outbox.timer_done (message_id);

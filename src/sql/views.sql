@@ -411,6 +411,8 @@ DECLARE
     stuck     record;
     overdue   record;
     holder    record;
+    next_id   bigint;
+    used_id   bigint;
 BEGIN
     SELECT * INTO library FROM outbox._library();
     SELECT e.extversion INTO installed FROM pg_extension e WHERE e.extname = 'outbox';
@@ -556,6 +558,25 @@ BEGIN
     detail := 'sessions ' || detail;
     hint := CASE WHEN NOT ok THEN
                 'Background workers wait until these sessions, which load a dump, have ended.' END;
+    RETURN NEXT;
+
+    component := 'ids';
+    SELECT s.last_value + s.is_called::integer INTO next_id FROM outbox.message_id_seq s;
+    SELECT max(u.id) INTO used_id
+      FROM (SELECT max(q.id) FROM outbox.queue q WHERE q.id >= next_id
+            UNION ALL
+            SELECT max(q.id) FROM outbox.inbox_queue q WHERE q.id >= next_id
+            UNION ALL
+            SELECT max(q.id) FROM outbox.timer_queue q WHERE q.id >= next_id
+            UNION ALL
+            SELECT max(q.id) FROM outbox.run_queue q WHERE q.id >= next_id) u(id);
+    ok := used_id IS NULL;
+    status := CASE WHEN ok THEN 'in order' ELSE 'set back' END;
+    detail := CASE WHEN NOT ok THEN
+                  format('the next id is %s, but %s is in use', next_id, used_id) END;
+    hint := CASE WHEN NOT ok THEN
+                format('New messages can fail with 23505. '
+                       'SELECT setval(''outbox.message_id_seq'', %s);', used_id) END;
     RETURN NEXT;
 
     component := 'dead messages';
