@@ -130,10 +130,11 @@ outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
 									ALLOCSET_DEFAULT_SIZES);
 	PG_TRY();
 	{
-		registered = outbox_walk_uses_memory(claim->store->table) &&
-			outbox_wait_begin(claim->store->table, &filter,
-							  outbox_token_hash(&claim->owner),
-							  claim->batch_size, &wants);
+		registered = outbox_wait_begin(claim->store->table,
+									   outbox_walk_uses_memory(claim->store->table) ?
+									   &filter : NULL,
+									   outbox_token_hash(&claim->owner),
+									   claim->batch_size, &wants);
 		n = look_and_sleep(claim, registered, wait_ms, began, sink, arg,
 						   context);
 	}

@@ -18,6 +18,9 @@
  * the one that fell asleep last, since that is called last; when it leaves, it
  * wakes another to keep the time.
  *
+ * A claim that must poll is among the waiters as well, for those who look, and for
+ * its owner's release.
+ *
  * The caller must hold the agenda's lock exclusively.
  */
 #include "postgres.h"
@@ -383,13 +386,9 @@ join_groups(OutboxAgenda *agenda, OutboxWaiter *own,
 	return add_node(agenda, own, OUTBOX_BY_TOKEN, own->token);
 }
 
-/*
- * The own claim begins to wait.  False if that is not possible, for want of
- * room or because another claim of this session waits already.
- */
-bool
-outbox_waiter_join(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
-				   uint64 token, int capacity)
+/* The own claim begins to wait; false if another one of this session does so. */
+static bool
+enter(OutboxAgenda *agenda, uint64 token)
 {
 	OutboxWaiter *own = outbox_waiter_own();
 
@@ -400,7 +399,6 @@ outbox_waiter_join(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
 	own->latch = MyLatch;
 	own->ticket = ++agenda->next_ticket;
 	own->token = token;
-	own->capacity = capacity;
 	own->pid = MyProcPid;
 	own->since = GetCurrentTimestamp();
 	own->next = agenda->first_waiter;
@@ -408,10 +406,41 @@ outbox_waiter_join(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
 		waiter_at(own->next)->prev = own_number();
 	agenda->first_waiter = own_number();
 	pg_atomic_fetch_add_u32(&agenda->nwaiters, 1);
-	if (join_groups(agenda, own, filter))
+	return true;
+}
+
+/*
+ * The own claim begins to wait until it is called.  False if that is not possible,
+ * for want of room or because another claim of this session waits already.
+ */
+bool
+outbox_waiter_join(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
+				   uint64 token, int capacity)
+{
+	if (!enter(agenda, token))
+		return false;
+	outbox_waiter_own()->capacity = capacity;
+	if (join_groups(agenda, outbox_waiter_own(), filter))
 		return true;
 	outbox_waiter_leave(agenda);
 	return false;
+}
+
+/*
+ * The own claim begins to wait, but polls.  False if another claim of this session
+ * waits already.
+ */
+bool
+outbox_waiter_join_to_poll(OutboxAgenda *agenda, uint64 token)
+{
+	OutboxWaiter *own = outbox_waiter_own();
+
+	if (!enter(agenda, token))
+		return false;
+	own->polls = true;
+	/* without room, a release does not end it */
+	(void) add_node(agenda, own, OUTBOX_BY_TOKEN, token);
+	return true;
 }
 
 /* What the own claim waits for. */
@@ -448,7 +477,7 @@ outbox_waiter_list(OutboxAgenda *agenda)
 {
 	OutboxWaiter *own = outbox_waiter_own();
 
-	Assert(own->agenda == agenda->number);
+	Assert(own->agenda == agenda->number && !own->polls);
 	for (int cell = own->first_node; cell != OUTBOX_NIL;
 		 cell = outbox_wait_node_at(cell)->next_own)
 	{

@@ -42,6 +42,7 @@ typedef struct OutboxWaiter
 	uint64		ticket;			/* the smaller, the longer it has waited */
 	uint64		token;			/* of its owner */
 	int			capacity;		/* how many messages it wants */
+	bool		polls;			/* in no group of lanes: cannot be called */
 	bool		listed;			/* it is in its groups' lists: can be called */
 	bool		called;			/* since it last began to look */
 	bool		released;		/* its owner has released everything */
@@ -56,6 +57,7 @@ extern void outbox_waiters_init(OutboxWaiter *waiters, int nwaiters);
 extern bool outbox_waiter_join(OutboxAgenda *agenda,
 							   const OutboxLaneFilter *filter, uint64 token,
 							   int capacity);
+extern bool outbox_waiter_join_to_poll(OutboxAgenda *agenda, uint64 token);
 extern void outbox_waiter_describe(OutboxAgenda *agenda,
 								   const OutboxWaiterNames *wants);
 extern int	outbox_waiters_copy(const OutboxAgenda *agenda, OutboxWaiter *copies);

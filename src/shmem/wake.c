@@ -14,7 +14,8 @@
  * Each of the others wakes once in a while to see whether the keeper does so,
  * because a process can be stopped.  While there are sessions that write without
  * reporting it (epoch.c), or lanes that have found no room in memory, all look
- * every poll_interval.
+ * every poll_interval.  So does a claim that cannot be called, for want of room or
+ * because its session uses no memory.
  *
  * A claim whose client has gone must not take messages, so the socket is watched
  * while it sleeps, and looked at before it looks for messages again.
@@ -258,21 +259,23 @@ leave_at_exit(int code, Datum arg)
 }
 
 /*
- * Register a claim that will wait.  False if that is not possible: then it must
- * poll.  Must be undone by outbox_wait_end, also after an error.
+ * Register a claim that will wait.  It polls if it cannot be called, as when no
+ * filter is given.  False if it cannot be registered: then it polls, too, and is not
+ * seen.  Must be undone by outbox_wait_end, also after an error.
  */
 bool
 outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter, uint64 token,
 				  int capacity, const OutboxWaiterNames *wants)
 {
 	static bool exit_registered = false;
-	OutboxAgenda *agenda = outbox_use_cursor ?
-	outbox_agenda_lock(relid, LW_EXCLUSIVE) : NULL;
+	OutboxAgenda *agenda = outbox_agenda_lock(relid, LW_EXCLUSIVE);
 	bool		joined;
 
 	if (agenda == NULL)
 		return false;
-	joined = outbox_waiter_join(agenda, filter, token, capacity);
+	joined = (filter != NULL &&
+			  outbox_waiter_join(agenda, filter, token, capacity)) ||
+		outbox_waiter_join_to_poll(agenda, token);
 	if (joined)
 		outbox_waiter_describe(agenda, wants);
 	LWLockRelease(&agenda->lock);
@@ -289,11 +292,19 @@ outbox_wait_end(bool registered)
 		leave();
 }
 
+/* Is the claim called when there is something for it? */
+static bool
+can_be_called(bool registered)
+{
+	return registered && !outbox_waiter_own()->polls;
+}
+
 /* The claim is about to look.  What comes after that calls it. */
 void
 outbox_wait_look(bool registered, Oid relid)
 {
-	OutboxAgenda *agenda = registered ? outbox_agenda_lock_to_report(relid) : NULL;
+	OutboxAgenda *agenda = can_be_called(registered) ?
+	outbox_agenda_lock_to_report(relid) : NULL;
 
 	if (agenda == NULL)
 		return;
@@ -305,7 +316,8 @@ outbox_wait_look(bool registered, Oid relid)
 void
 outbox_wait_pass_on(bool registered, Oid relid)
 {
-	OutboxAgenda *agenda = registered ? outbox_agenda_lock_to_report(relid) : NULL;
+	OutboxAgenda *agenda = can_be_called(registered) ?
+	outbox_agenda_lock_to_report(relid) : NULL;
 
 	if (agenda == NULL)
 		return;
@@ -389,14 +401,15 @@ must_wake(OutboxAgenda *agenda, bool first, long *ms, OutboxAwake *why)
 	return false;
 }
 
-/* Sleep as one who has no place among the waiters, and must poll. */
+/* Sleep as a claim that must poll.  A release ends it, if it is registered. */
 static OutboxAwake
-sleep_unregistered(long ms)
+sleep_and_poll(bool registered, long ms)
 {
 	if (ms <= 0)
 		return OUTBOX_AWAKE_OVER;
 	sleep_on_latch(Min(ms, outbox_poll_interval));
-	return OUTBOX_AWAKE_CALLED;
+	return registered && outbox_waiter_own()->released ? OUTBOX_AWAKE_RELEASED :
+		OUTBOX_AWAKE_CALLED;
 }
 
 /*
@@ -407,8 +420,8 @@ outbox_wait_sleep(bool registered, Oid relid, instr_time began, int wait_ms)
 {
 	bool		first = true;
 
-	if (!registered)
-		return sleep_unregistered(remaining_ms(began, wait_ms));
+	if (!can_be_called(registered))
+		return sleep_and_poll(registered, remaining_ms(began, wait_ms));
 	for (;;)
 	{
 		OutboxAgenda *agenda;
@@ -422,7 +435,7 @@ outbox_wait_sleep(bool registered, Oid relid, instr_time began, int wait_ms)
 			return OUTBOX_AWAKE_OVER;
 		agenda = outbox_agenda_lock_to_report(relid);
 		if (agenda == NULL)
-			return sleep_unregistered(ms);
+			return sleep_and_poll(registered, ms);
 		/* there are messages of which nobody tells */
 		uncalled = outbox_epoch_strangers() || !outbox_agenda_is_complete(agenda);
 		unsure = outbox_waiter_own()->unsure;

@@ -77,6 +77,14 @@ waitpid($waiter, 0);
 is(value($root, "SELECT waiting || ' ' || last_application FROM outbox.claimers WHERE topic = 'wait.b'"), '0 waiter', 'then it has claimed last');
 is(value($root, "SELECT application FROM outbox.leases WHERE topic = 'wait.b'"), 'waiter', 'and has the lease, though the session has ended');
 is(value($root, "SELECT count(*) FROM outbox.claimers WHERE topic = 'wait.a'"), 0, 'no claim waits for the other topic');
+# also one that polls, because its session uses no memory
+$waiter = client(sub { connect_to($node, settings => ["SET application_name = 'poller'", 'SET outbox.use_cursor = off', "SET outbox.poll_interval = '1 min'"])->do("SELECT * FROM outbox.claim('$berta', topics => '{wait.poll}', wait_ms => 60000)") });
+ok(poll(sub { value($root, "SELECT coalesce(sum(waiting), 0) FROM outbox.claimers WHERE topic = 'wait.poll'") == 1 }), 'a claim that polls is seen');
+is(value($root, "SELECT a.application_name FROM outbox.claimers c JOIN pg_stat_activity a ON a.pid = c.waiting_pids[1] WHERE c.topic = 'wait.poll'"), 'poller', 'with its process');
+$root->do("SELECT outbox.release('$berta')");
+waitpid($waiter, 0);
+is($?, 0, 'its owner can end it');
+is(value($root, "SELECT count(*) FROM outbox.claimers WHERE topic = 'wait.poll'"), 0, 'then it waits no more');
 
 # --- what an enqueue waits for
 my $first = connect_to($node);
