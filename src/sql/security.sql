@@ -20,6 +20,16 @@ BEGIN
     LOOP
         EXECUTE pg_catalog.format('REVOKE ALL ON TYPE outbox.%I FROM PUBLIC', name);
     END LOOP;
+    -- The server notes that an extension has come with these rights, so that pg_dump
+    -- leaves them out. But pg_dump does not know rights on row types, and would warn
+    -- of each of these notes.
+    DELETE FROM pg_catalog.pg_init_privs p
+     USING pg_catalog.pg_type t, pg_catalog.pg_class c
+     WHERE p.classoid = 'pg_catalog.pg_type'::pg_catalog.regclass
+       AND t.oid = p.objoid
+       AND t.typnamespace = 'outbox'::pg_catalog.regnamespace
+       AND c.oid = t.typrelid
+       AND c.relkind IN ('r', 'p', 'v');
 END
 $$;
 
