@@ -27,7 +27,7 @@ route(const text *key)
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("no store is mapped to routing key \"%s\"",
 						text_to_cstring(key)),
-				 errhint("Map one with outbox.map_route, or set a default with outbox.set_default_route.")));
+				 errhint("Map one with outbox.map_route, or register stores and set a default with outbox.set_default_route.")));
 	return DatumGetTextPCopy(PointerGetDatum(store));
 }
 
