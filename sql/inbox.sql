@@ -56,3 +56,8 @@ SELECT message_id, handler_name, status, failure_reason, last_error FROM outbox.
 -- what was seen is not received again, done or dead
 SELECT outbox.receive('00000000-0000-4000-8000-000000000101', 'mail', 'once more'),
        outbox.receive('00000000-0000-4000-8000-000000000102', 'bill', 'once more');
+-- explain_message is about messages, but knows what else an id can be
+SELECT e.detail FROM outbox.explain_message((SELECT min(id) FROM outbox.inbox)) e;
+SELECT e.detail FROM outbox.explain_message('00000000-0000-4000-8000-000000000102') e;
+SELECT e.detail FROM outbox.explain_message(outbox.schedule_timer('in.timer', 't', 'infinity')) e;
+SELECT outbox.cancel_timer(timer_id) FROM outbox.timers WHERE topic = 'in.timer';

@@ -54,6 +54,18 @@ AS $$
            FROM outbox.archive a
           WHERE a.id = _explain_finished.id
           LIMIT 1),
+        (SELECT 'a received message: see outbox.inbox'
+           FROM outbox.inbox i
+          WHERE i.id = _explain_finished.id
+          LIMIT 1),
+        (SELECT 'a timer: see outbox.timers'
+           FROM outbox.timers t
+          WHERE t.id = _explain_finished.id
+          LIMIT 1),
+        (SELECT 'a run of a job: see outbox.job_runs'
+           FROM outbox.job_runs r
+          WHERE r.id = _explain_finished.id
+          LIMIT 1),
         'there is no such message, or it is kept no longer')
 $$;
 
@@ -214,12 +226,19 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM outbox._require('message_id', explain_message.message_id);
-    -- of no message, the id 0
+    -- of no message, the id 0; one that is back after it was done is in the queue
     RETURN QUERY
         SELECT e.*
           FROM outbox.explain_message(coalesce(
                    (SELECT m.id FROM outbox.messages m
-                     WHERE m.message_id = explain_message.message_id LIMIT 1), 0)) e;
+                     WHERE m.message_id = explain_message.message_id
+                     ORDER BY m.status LIMIT 1),
+                   (SELECT i.id FROM outbox.inbox i
+                     WHERE i.message_id = explain_message.message_id LIMIT 1),
+                   (SELECT t.id FROM outbox.timers t
+                     WHERE t.timer_id = explain_message.message_id LIMIT 1),
+                   (SELECT r.id FROM outbox.job_runs r
+                     WHERE r.run_id = explain_message.message_id LIMIT 1), 0)) e;
 END
 $$;
 
