@@ -118,6 +118,18 @@ SELECT outbox.configure_topic('');
 SELECT count(*) FROM outbox.topics WHERE topic = 't';
 DELETE FROM outbox.topics;
 
+-- what is in force, as people say it
+SET client_min_messages = warning;
+SELECT outbox.configure_topic('tp.kept', retention => '-1', dead_retention => '0', max_attempts => 3);
+SELECT outbox.configure_topic('tp.paused', kind => 'inbox', backoff_base => '7 s', retention => '30 days');
+SELECT outbox.pause_topic('tp.paused', kind => 'inbox');
+RESET client_min_messages;
+SELECT kind, topic, namespace, paused, max_attempts, backoff_base, retention, dead_retention FROM outbox.policies;
+SET outbox.dead_retention = '90d';
+SELECT topic, dead_retention FROM outbox.policies ORDER BY topic;
+RESET outbox.dead_retention;
+DELETE FROM outbox.topics;
+
 -- settings are checked
 SHOW outbox.lease_seconds;
 SHOW outbox.retention;

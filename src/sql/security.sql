@@ -70,11 +70,11 @@ AS $$
                 'route_store',
                -- called by views with the rights of the reader
                '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
-               '_waiting_claims')
+               '_waiting_claims', '_default_policy', '_retention_name')
            WHEN 'admin' THEN p.proname !~ '^(_|grant_|revoke_)' OR p.proname IN (
                -- called by views and functions with the rights of the caller
                '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
-               '_waiting_claims', '_start_handlers',
+               '_waiting_claims', '_default_policy', '_retention_name', '_start_handlers',
                '_maintenance_parts', '_maintenance_step', '_maintenance_failed',
                '_cleanup_parts', '_cleanup_step')
            END
@@ -89,7 +89,7 @@ AS $$
        AND CASE kind
            WHEN 'monitor' THEN c.relname IN (
                'messages_info', 'topic_stats', 'topic_counts', 'leases', 'claimers', 'topics',
-               'handlers', 'join_progress',
+               'policies', 'handlers', 'join_progress',
                'join_members', 'join_waits', 'instances', 'upcoming',
                 'stores', 'routes', 'default_route')
            WHEN 'admin' THEN c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition

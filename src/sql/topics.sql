@@ -373,3 +373,91 @@ AS $$ SELECT outbox._set_paused(topic, namespace, kind, false) $$;
 
 COMMENT ON FUNCTION outbox.resume_topic(text, text, text) IS
     'Goes on with the delivery of a topic''s messages.';
+
+-- _default_policy()
+--     What holds for topics without a policy: the settings of this session. Views call
+--     it with the rights of the reader, who needs EXECUTE.
+CREATE FUNCTION outbox._default_policy()
+RETURNS TABLE (
+    max_attempts        integer,
+    backoff_base        interval,
+    backoff_max         interval,
+    backoff_jitter      boolean,
+    retention           interval,
+    dead_retention      interval,
+    check_dedupe_tenant boolean
+)
+LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 1
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- the library knows the settings
+    PERFORM outbox._library();
+    RETURN QUERY
+        SELECT current_setting('outbox.max_attempts')::integer,
+               current_setting('outbox.backoff_base')::interval,
+               current_setting('outbox.backoff_max')::interval,
+               current_setting('outbox.backoff_jitter')::boolean,
+               current_setting('outbox.retention')::interval,
+               current_setting('outbox.dead_retention')::interval,
+               current_setting('outbox.check_dedupe_tenant')::boolean;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._default_policy() IS
+    'What the settings say for topics without a policy.';
+
+-- _retention_name(retention)
+--     A retention as people say it.
+CREATE FUNCTION outbox._retention_name(retention interval)
+RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN retention < '0' THEN 'for ever'
+                WHEN retention = '0' THEN 'not kept'
+                ELSE retention::text END
+$$;
+
+COMMENT ON FUNCTION outbox._retention_name(interval) IS
+    'A retention as people say it.';
+
+-- What is in force, where outbox.topics has what was set: a row for each topic that has
+-- a policy, and one for all others.
+CREATE VIEW outbox.policies AS
+SELECT p.kind,
+       p.topic,
+       p.namespace,
+       p.paused,
+       coalesce(p.max_attempts, d.max_attempts) AS max_attempts,
+       coalesce(p.backoff_base, d.backoff_base) AS backoff_base,
+       coalesce(p.backoff_max, d.backoff_max) AS backoff_max,
+       coalesce(p.backoff_jitter, d.backoff_jitter) AS backoff_jitter,
+       outbox._retention_name(coalesce(p.retention, d.retention)) AS retention,
+       outbox._retention_name(coalesce(p.dead_retention, d.dead_retention)) AS dead_retention,
+       coalesce(p.check_dedupe_tenant, d.check_dedupe_tenant) AS check_dedupe_tenant
+  FROM outbox._default_policy() d,
+       (SELECT t.kind, t.topic, t.namespace, t.paused, t.max_attempts, t.backoff_base,
+               t.backoff_max, t.backoff_jitter, t.retention, t.dead_retention,
+               t.check_dedupe_tenant
+          FROM outbox.topics t
+        UNION ALL
+        SELECT NULL, NULL, NULL, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL) p
+ ORDER BY p.kind, p.topic, p.namespace;
+
+COMMENT ON VIEW outbox.policies IS
+    'What holds for each topic with a policy, and, in the row without a topic, for all others.';
+COMMENT ON COLUMN outbox.policies.kind IS
+    'What has this topic: message, inbox (the topic is the handler_name), timer or job_run.';
+COMMENT ON COLUMN outbox.policies.topic IS 'The topic; null for all that are not listed.';
+COMMENT ON COLUMN outbox.policies.namespace IS 'The namespace of the topic.';
+COMMENT ON COLUMN outbox.policies.paused IS 'No message is handed out while this is true.';
+COMMENT ON COLUMN outbox.policies.max_attempts IS 'Deliveries before a message is dead.';
+COMMENT ON COLUMN outbox.policies.backoff_base IS 'The delay before the first retry.';
+COMMENT ON COLUMN outbox.policies.backoff_max IS 'The longest delay.';
+COMMENT ON COLUMN outbox.policies.backoff_jitter IS
+    'Whether the delay is drawn between half and all of it.';
+COMMENT ON COLUMN outbox.policies.retention IS 'How long done messages are kept.';
+COMMENT ON COLUMN outbox.policies.dead_retention IS 'How long dead messages are kept.';
+COMMENT ON COLUMN outbox.policies.check_dedupe_tenant IS
+    'Whether a tenant''s dedupe keys must begin with the tenant.';
