@@ -26,6 +26,7 @@
 #include "access/xact.h"
 #include "commands/dbcommands.h"
 #include "fmgr.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "utils/builtins.h"
@@ -358,6 +359,27 @@ log_call(const Tasks *tasks, const Task *task)
 }
 
 /*
+ * What is kept of an error: the message, which people and the log of attempts may
+ * cut off, comes first.
+ */
+static text *
+describe_error(const char *message, const ErrorData *edata)
+{
+	StringInfoData description;
+
+	initStringInfo(&description);
+	appendStringInfo(&description, "%s\nSQLSTATE: %s", message,
+					 unpack_sql_state(edata->sqlerrcode));
+	if (edata->detail != NULL)
+		appendStringInfo(&description, "\nDETAIL: %s", edata->detail);
+	if (edata->hint != NULL)
+		appendStringInfo(&description, "\nHINT: %s", edata->hint);
+	if (edata->context != NULL)
+		appendStringInfo(&description, "\nCONTEXT: %s", edata->context);
+	return cstring_to_text_with_len(description.data, description.len);
+}
+
+/*
  * A message has failed for good, as far as this attempt goes.  Say so, but not
  * what the message or its data was.
  */
@@ -379,9 +401,10 @@ note_failure(const Tasks *tasks, Task *task, const ErrorData *edata,
 			 errhidestmt(true), errhidecontext(true)));
 	old = MemoryContextSwitchTo(tasks->context);
 	task->state = TASK_FAILED;
-	task->error = cstring_to_text(too_long ?
-								  psprintf("cancelled after %d ms", limit_of(tasks->handler)) :
-								  edata->message != NULL ? edata->message : "error");
+	task->error = describe_error(too_long ?
+								 psprintf("cancelled after %d ms", limit_of(tasks->handler)) :
+								 edata->message != NULL ? edata->message : "error",
+								 edata);
 	MemoryContextSwitchTo(old);
 }
 
