@@ -6,32 +6,36 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON TYPE outbox.message, outbox.enqueue_result, outbox.work_item FROM PUBLIC;
 
--- a column or a function of a table's row type would be in the way of dropping it
-DO $$
+-- _close_row_types()
+--     Nobody may use the row types of tables and views: a column or a function of such
+--     a type would be in the way of dropping the table. For upgrade scripts, too.
+CREATE FUNCTION outbox._close_row_types()
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
 DECLARE
-    name text;
+    types oid[];
 BEGIN
-    FOR name IN
-        SELECT t.typname
-          FROM pg_catalog.pg_type t
-          JOIN pg_catalog.pg_class c ON c.oid = t.typrelid
-         WHERE t.typnamespace = 'outbox'::pg_catalog.regnamespace
-           AND c.relkind IN ('r', 'p', 'v')
-    LOOP
-        EXECUTE pg_catalog.format('REVOKE ALL ON TYPE outbox.%I FROM PUBLIC', name);
-    END LOOP;
+    SELECT array_agg(t.oid) INTO types
+      FROM pg_type t
+      JOIN pg_class c ON c.oid = t.typrelid
+     WHERE t.typnamespace = 'outbox'::regnamespace
+       AND c.relkind IN ('r', 'p', 'v');
+    EXECUTE (SELECT string_agg(format('REVOKE ALL ON TYPE %s FROM PUBLIC', t::regtype), '; ')
+               FROM unnest(types) t);
     -- The server notes that an extension has come with these rights, so that pg_dump
     -- leaves them out. But pg_dump does not know rights on row types, and would warn
     -- of each of these notes.
-    DELETE FROM pg_catalog.pg_init_privs p
-     USING pg_catalog.pg_type t, pg_catalog.pg_class c
-     WHERE p.classoid = 'pg_catalog.pg_type'::pg_catalog.regclass
-       AND t.oid = p.objoid
-       AND t.typnamespace = 'outbox'::pg_catalog.regnamespace
-       AND c.oid = t.typrelid
-       AND c.relkind IN ('r', 'p', 'v');
+    DELETE FROM pg_init_privs p
+     WHERE p.classoid = 'pg_type'::regclass AND p.objoid = ANY (types);
 END
 $$;
+
+COMMENT ON FUNCTION outbox._close_row_types() IS
+    'Takes the use of row types from everybody.';
+
+SELECT outbox._close_row_types();
 
 -- _rights(kind)
 --     What a producer, a worker, a monitor or an admin is granted, as GRANT and
@@ -379,7 +383,7 @@ COMMENT ON FUNCTION outbox.revoke_admin(regrole) IS
     'A role is an admin no longer.';
 
 REVOKE ALL ON FUNCTION
-    outbox._rights(text), outbox._begin_rights(regrole, text),
+    outbox._close_row_types(), outbox._rights(text), outbox._begin_rights(regrole, text),
     outbox._grant(regrole, text), outbox._kinds(regrole), outbox._revoke(regrole, text),
     outbox._grant_for_users(regrole, text), outbox._note_rights(), outbox._grant_again(),
     outbox.grant_producer(regrole), outbox.revoke_producer(regrole),

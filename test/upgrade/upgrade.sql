@@ -72,7 +72,7 @@ COMMENT ON COLUMN outbox.notes.note IS 'The note.';
 SELECT pg_catalog.pg_extension_config_dump('outbox.notes', '');
 
 REVOKE ALL ON outbox.notes FROM PUBLIC;
-REVOKE ALL ON TYPE outbox.notes FROM PUBLIC;
+SELECT outbox._close_row_types();
 REVOKE ALL ON FUNCTION outbox._cancel(uuid), outbox.cancel(uuid, text) FROM PUBLIC;
 
 SELECT outbox._grant_again();
