@@ -35,7 +35,7 @@ sub seed
 sub new_node
 {
 	my ($name, %options) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = PostgreSQL::Test::Cluster->new($name, $options{install_path} ? (install_path => $options{install_path}) : ());
 	my $preload = $options{preload} // $ENV{OUTBOX_PRELOAD} // 1;
 
 	$node->init(%{ $options{init} // {} });
