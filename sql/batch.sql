@@ -173,6 +173,7 @@ SELECT outbox.process_work_batch(:a, 's', 'h', 1, outbox_completions => '[{"mess
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, outbox_completions => '[{"message_id": "00000000-0000-4000-8000-000000000001"}]');
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, outbox_completions => '[{"message_id": "00000000-0000-4000-8000-000000000001", "status": "4"}]');
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, outbox_completions => '[{"message_id": "00000000-0000-4000-8000-000000000001", "status": 4.5}]');
+SELECT outbox.process_work_batch(:a, 's', 'h', 1, outbox_completions => '[{"message_id": "00000000-0000-4000-8000-000000000001", "status": 99999999999}]');
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, outbox_failures => '[{"status": 4}]');
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, inbox_failures => '[{"message_id": "00000000-0000-4000-8000-000000000001", "reason": 99999}]');
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, new_outbox_messages => '[{"topic": "t"}]');

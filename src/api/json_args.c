@@ -103,9 +103,10 @@ static void *
 get_int(const Place *place, const JsonbValue *value)
 {
 	int32	   *result = palloc_object(int32);
-	bool		fits = value->type == jbvNumeric;
+	bool		whole = value->type == jbvNumeric;
+	bool		fits = false;
 
-	if (fits)
+	if (whole)
 	{
 		char	   *digits = DatumGetCString(DirectFunctionCall1(numeric_out,
 																 NumericGetDatum(value->val.numeric)));
@@ -114,12 +115,14 @@ get_int(const Place *place, const JsonbValue *value)
 
 		errno = 0;
 		number = strtol(digits, &end, 10);
-		fits = errno == 0 && *end == '\0' && number >= PG_INT32_MIN &&
-			number <= PG_INT32_MAX;
+		whole = *end == '\0';
+		fits = errno == 0 && number >= PG_INT32_MIN && number <= PG_INT32_MAX;
 		*result = (int32) number;
 	}
-	if (!fits)
+	if (!whole)
 		wrong_value(place, "an integer");
+	if (!fits)
+		wrong_value(place, "between -2147483648 and 2147483647");
 	return result;
 }
 
