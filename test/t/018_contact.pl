@@ -58,6 +58,30 @@ $root->do("SELECT outbox.grant_$_('gone')") for qw(producer worker monitor admin
 $root->do("SELECT outbox.revoke_admin('gone')");
 is_state($root, 'DROP ROLE gone', '', 'so can one that was everything');
 
+# --- what README shows can be pasted into psql
+SKIP:
+{
+	my $readme = "$FindBin::RealBin/../../README.md";
+
+	skip 'README is not beside the tests', 4 if !-f $readme;
+	my @blocks = slurp_file($readme) =~ /^```sql\n(.*?)^```/msg;
+	my %needs = (
+		'INSERT INTO orders' => 'CREATE TABLE orders (id integer, item text)',
+		'outbox.start_join' => 'SELECT 1',
+		'outbox.register_handler' => "CREATE ROLE app LOGIN; SELECT outbox.grant_worker('app'); CREATE SCHEMA app AUTHORIZATION app; SET ROLE app; CREATE TABLE app.bills (id text)",
+		'outbox.register_store' => 'SELECT 1');
+
+	$root->do('CREATE DATABASE readme');
+	$node->safe_psql('readme', 'CREATE EXTENSION outbox');
+	for my $what (sort keys %needs)
+	{
+		my ($block) = grep { /\Q$what/ } @blocks;
+		my ($status, $out, $err) = $node->psql('readme', "$needs{$what};\n" . $block =~ s/^CREATE EXTENSION outbox;\n//r, on_error_stop => 1);
+
+		is("$status $err", '0 ', "README: the example with $what");
+	}
+}
+
 # --- a worker that is no producer sends nothing in a round trip
 $root->do('CREATE ROLE plain LOGIN');
 $root->do("SELECT outbox.grant_worker('plain')");
