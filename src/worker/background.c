@@ -13,7 +13,10 @@
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
 #include "storage/lmgr.h"
+#include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -43,6 +46,36 @@ outbox_background_describe(BackgroundWorker *worker, const char *type,
 	strlcpy(worker->bgw_function_name, function, BGW_MAXLEN);
 	strlcpy(worker->bgw_name, type, BGW_MAXLEN);
 	strlcpy(worker->bgw_type, type, BGW_MAXLEN);
+}
+
+/* The process is to end.  In the middle of its work that is an error, as usual. */
+static void
+handle_sigterm(SIGNAL_ARGS)
+{
+	ShutdownRequestPending = true;
+	die(postgres_signal_arg);
+}
+
+/* Accept signals, from the beginning of the process on. */
+void
+outbox_background_accept_signals(void)
+{
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, handle_sigterm);
+	BackgroundWorkerUnblockSignals();
+}
+
+/*
+ * Handle interrupts between two pieces of work.  To end there, as at each shutdown of
+ * the server, is no error, and the server has a line in the log for it anyway.
+ */
+void
+outbox_background_check_for_interrupts(void)
+{
+	Assert(!IsTransactionState());
+	if (ShutdownRequestPending)
+		proc_exit(1);
+	CHECK_FOR_INTERRUPTS();
 }
 
 /* Begin a transaction, with a snapshot. */

@@ -11,6 +11,8 @@
 
 extern void outbox_background_describe(BackgroundWorker *worker,
 									   const char *type, const char *function);
+extern void outbox_background_accept_signals(void);
+extern void outbox_background_check_for_interrupts(void);
 extern void outbox_background_begin(void);
 extern void outbox_background_commit(void);
 extern void outbox_background_abort(void);

@@ -19,7 +19,6 @@
 #include "pgstat.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
-#include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
@@ -627,9 +626,7 @@ outbox_launcher_main(Datum arg)
 	TimestampTz next_discovery = 0;
 	TimestampTz discovered_at = 0;
 
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, die);
-	BackgroundWorkerUnblockSignals();
+	outbox_background_accept_signals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	pgstat_report_appname("outbox launcher");
 	state = outbox_workers_state();
@@ -646,7 +643,7 @@ outbox_launcher_main(Datum arg)
 		bool		visit = false;
 
 		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
+		outbox_background_check_for_interrupts();
 		now = GetCurrentTimestamp();
 		if (ConfigReloadPending)
 		{

@@ -21,7 +21,6 @@
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
-#include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
@@ -212,7 +211,7 @@ called_within(long ms)
 
 	for (;;)
 	{
-		CHECK_FOR_INTERRUPTS();
+		outbox_background_check_for_interrupts();
 		reload_settings();
 		if (is_called())
 			return true;
@@ -241,7 +240,7 @@ work(void)
 		Assert(!IsTransactionState());
 		MemoryContextSwitchTo(worker_context);
 		MemoryContextReset(worker_context);
-		CHECK_FOR_INTERRUPTS();
+		outbox_background_check_for_interrupts();
 		reload_settings();
 		take_call();
 		leave_if_unserved();
@@ -274,9 +273,7 @@ void
 outbox_worker_main(Datum arg)
 {
 	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, die);
-	BackgroundWorkerUnblockSignals();
+	outbox_background_accept_signals();
 
 	take_post();
 	BackgroundWorkerInitializeConnectionByOid(order.dbid, order.roleid,

@@ -586,6 +586,7 @@ Q
 	my $start = time;
 	$node->stop('fast');
 	cmp_ok(time - $start, '<', 5, 'the server stops at once');
+	is_deeply([ log_lines($node, qr/FATAL: .*outbox launcher/) ], [], 'which is no error of the launcher');
 	$node->start;
 	$dbh = connect_to($node);
 	end_fan_in($dbh);
