@@ -195,7 +195,10 @@ RESET TimeZone;
 SELECT kind, topic, attempt, left(error, 5) AS error, length(error), at BETWEEN created_at AND clock_timestamp() AS in_time, l.message_id = m.message_id AS same
   FROM outbox.attempts_log l JOIN outbox.messages m USING (id, topic) WHERE id = :i ORDER BY attempt;
 SELECT attempts FROM outbox.claim(:a, topics => '{st.log}');
+SELECT ok, status, detail FROM outbox.status() WHERE component = 'failing messages';
+SELECT failing FROM outbox.topic_stats WHERE topic = 'st.log';
 SELECT outbox.fail(:a, ARRAY[:i], 'for good');
+SELECT ok, status, detail FROM outbox.status() WHERE component = 'failing messages';
 SELECT attempt, left(error, 8) AS error FROM outbox.attempts_log WHERE id = :i;
 SELECT outbox.requeue(ARRAY[:i]);
 DO $$

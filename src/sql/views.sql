@@ -15,7 +15,7 @@ WITH RECURSIVE lanes(lane) AS (
     SELECT s.*
       FROM lanes l,
            LATERAL (SELECT q.lane, q.namespace, q.topic, q.status, q.next_attempt_at,
-                           q.locked_until,
+                           q.locked_until, q.retry_count,
                            q.stream_id IS NOT NULL
                            AND q.status = 0
                            AND q.next_attempt_at <= now()
@@ -36,6 +36,7 @@ WITH RECURSIVE lanes(lane) AS (
            count(*) FILTER (WHERE is_behind) AS waiting_in_stream,
            count(*) FILTER (WHERE status = 1) AS in_progress,
            count(*) FILTER (WHERE status = 1 AND locked_until <= now()) AS expired,
+           count(*) FILTER (WHERE retry_count >= 3) AS failing,
            min(next_attempt_at) FILTER (WHERE status = 0 AND next_attempt_at <= now()
                                           AND NOT is_behind) AS oldest_ready_at,
            count(*) >= 10000 AS more
@@ -49,6 +50,7 @@ WITH RECURSIVE lanes(lane) AS (
            sum(waiting_in_stream)::bigint AS waiting_in_stream,
            sum(in_progress)::bigint AS in_progress,
            sum(expired)::bigint AS expired,
+           sum(failing)::bigint AS failing,
            min(oldest_ready_at) AS oldest_ready_at,
            bool_or(more) AS more
       FROM lane_stats
@@ -80,6 +82,7 @@ SELECT coalesce(live.topic, dead.topic) AS topic,
        coalesce(live.expired, 0) AS expired,
        coalesce(live.delayed, 0) AS delayed,
        coalesce(live.waiting_in_stream, 0) AS waiting_in_stream,
+       coalesce(live.failing, 0) AS failing,
        coalesce(dead.dead, 0) AS dead,
        coalesce(live.more, false) OR coalesce(dead.dead, 0) >= 10000 AS more,
        live.oldest_ready_at
@@ -109,6 +112,8 @@ COMMENT ON COLUMN outbox.topic_stats.expired IS 'Of these, those whose lease has
 COMMENT ON COLUMN outbox.topic_stats.delayed IS 'Messages that are not due yet.';
 COMMENT ON COLUMN outbox.topic_stats.waiting_in_stream IS
     'Messages that wait behind another of their stream.';
+COMMENT ON COLUMN outbox.topic_stats.failing IS
+    'Messages that have been handed back as failed three times or more, and are tried again.';
 COMMENT ON COLUMN outbox.topic_stats.dead IS 'Messages that have failed.';
 COMMENT ON COLUMN outbox.topic_stats.more IS
     'Not all were counted: of a tenant''s messages in a topic, or the dead of one, 10000.';
@@ -423,6 +428,9 @@ BEGIN
            coalesce(sum(s.expired), 0) AS expired,
            string_agg(format('%s: %s', s.topic, s.expired), ', ' ORDER BY s.expired DESC, s.topic)
                FILTER (WHERE s.expired > 0) AS expired_topics,
+           coalesce(sum(s.failing), 0) AS failing,
+           string_agg(format('%s: %s', s.topic, s.failing), ', ' ORDER BY s.failing DESC, s.topic)
+               FILTER (WHERE s.failing > 0) AS failing_topics,
            coalesce(sum(s.dead), 0) AS dead,
            string_agg(format('%s: %s%s', s.topic, s.dead,
                              CASE WHEN s.dead >= 10000 THEN ' or more' END),
@@ -577,6 +585,15 @@ BEGIN
     hint := CASE WHEN NOT ok THEN
                 format('New messages can fail with 23505. '
                        'SELECT setval(''outbox.message_id_seq'', %s);', used_id) END;
+    RETURN NEXT;
+
+    component := 'failing messages';
+    ok := stats.failing = 0;
+    status := stats.failing::text;
+    detail := left(stats.failing_topics, 200);
+    hint := CASE WHEN NOT ok THEN
+                'They have failed three times or more, and are tried again; outbox.attempts_log '
+                'has the errors.' END;
     RETURN NEXT;
 
     component := 'dead messages';
