@@ -9,7 +9,7 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.contr
 # These bring a server of their own: they install the packages they need, work
 # in a temporary directory, and leave nothing else behind. (But cassert keeps
 # what it has built in a cache folder.)
-PRIVATE_TARGETS = demo check nightly bench versions cassert memory coverage
+PRIVATE_TARGETS = demo check nightly bench soak versions cassert memory coverage
 # These need no server at all.
 PLAIN_TARGETS = help dist
 
@@ -38,6 +38,7 @@ else
 ## make cassert        all tests on servers with assertions and sanitizers
 ## make memory         the regression tests under valgrind
 ## make bench          the benchmark, beside other queues
+## make soak           a billion messages a day for twice 20 minutes, checked
 ## make installcheck   the regression and isolation tests on your server
 ## make accept T=name  take over the output of a regression test as expected
 ## make lint           all static checks
