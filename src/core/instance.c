@@ -8,6 +8,10 @@
  * an instance that is removed by name, outbox_instance_remove, is waited for,
  * and so are its leases.
  *
+ * A sign of life from the future was given before the clock was set back.  It
+ * counts as given now, by whoever finds it, so that an instance which has died is
+ * not alive until the clock is there again.
+ *
  * Streams belong to partitions, and each partition to one instance: to the one
  * whose hash together with the partition's number is the largest.  So all who
  * see the same instances agree without talking, and one that joins or leaves
@@ -50,6 +54,9 @@ enum
 /* A sign of life that is as fresh as this need not be renewed. */
 #define FRESH_USECS (INT64CONST(100) * 1000)
 
+/* Others read the clock a moment later than we; but not by so much. */
+#define EARLY_USECS (INT64CONST(10) * USECS_PER_SEC)
+
 static bool
 same_text(TupleTableSlot *row, AttrNumber attnum, const text *value)
 {
@@ -62,8 +69,9 @@ is_fresh(TupleTableSlot *row, const OutboxInstance *instance, TimestampTz now)
 {
 	bool		isnull;
 	Datum		metadata = slot_getattr(row, I_METADATA, &isnull);
+	TimestampTz last = DatumGetTimestampTz(outbox_row_get(row, I_LAST_HEARTBEAT_AT));
 
-	if (now - DatumGetTimestampTz(outbox_row_get(row, I_LAST_HEARTBEAT_AT)) > FRESH_USECS ||
+	if (last < now - FRESH_USECS || last > now + FRESH_USECS ||
 		DatumGetInt32(outbox_row_get(row, I_PROCESS_ID)) != instance->process_id ||
 		!same_text(row, I_SERVICE_NAME, instance->service_name) ||
 		!same_text(row, I_HOST_NAME, instance->host_name))
@@ -139,11 +147,49 @@ outbox_instance_heartbeat(const OutboxInstance *instance, TimestampTz now)
 	outbox_table_close(&instances);
 }
 
+/* Was the last sign of life given before the clock was set back? */
+static bool
+is_early(TupleTableSlot *row, TimestampTz now)
+{
+	return DatumGetTimestampTz(outbox_row_get(row, I_LAST_HEARTBEAT_AT)) > now + EARLY_USECS;
+}
+
 static void
 add_alive(OutboxInstances *alive, const pg_uuid_t *id)
 {
 	outbox_grow(alive->ids, alive->n, alive->max);
 	alive->ids[alive->n++] = *id;
+}
+
+/*
+ * These instances have given a sign of life in what is the future now.  It counts
+ * as given now; what another transaction has locked is left to the next call.
+ */
+static void
+correct_heartbeats(const OutboxInstances *early, TimestampTz now)
+{
+	for (int i = 0; i < early->n; i++)
+	{
+		OutboxTable instances;
+		TupleTableSlot *slot;
+		TupleTableSlot *row;
+		TransactionId blocker;
+
+		outbox_table_open(&instances, outbox_catalog()->instances, I_NATTS);
+		slot = outbox_table_slot(&instances);
+		row = outbox_table_new_row(&instances);
+		if (outbox_find_row(&instances, outbox_catalog()->instances_pkey,
+							UUIDPGetDatum(&early->ids[i]), slot, &blocker) &&
+			!TransactionIdIsValid(blocker) && is_early(slot, now))
+		{
+			outbox_new_row_from(row, slot);
+			outbox_row_set(row, I_LAST_HEARTBEAT_AT, TimestampTzGetDatum(now));
+			(void) outbox_table_update(&instances, slot, row, false, &blocker);
+		}
+		ExecDropSingleTupleTableSlot(row);
+		ExecDropSingleTupleTableSlot(slot);
+		outbox_table_close(&instances);
+	}
 }
 
 /*
@@ -210,6 +256,7 @@ outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
 {
 	TimestampTz oldest = now - (TimestampTz) threshold_seconds * USECS_PER_SEC;
 	OutboxInstances silent = {0};
+	OutboxInstances early = {0};
 	OutboxTable instances;
 	TupleTableSlot *slot;
 	TableScanDesc scan;
@@ -234,6 +281,9 @@ outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
 			add_alive(&silent, &id);
 		else
 			add_alive(alive, &id);
+		if (is_early(slot, now) &&
+			!TransactionIdIsValid(outbox_row_writer(&dirty)))
+			add_alive(&early, &id);
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
@@ -244,6 +294,7 @@ outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
 			!remove_silent(&silent.ids[i], oldest))
 			add_alive(alive, &silent.ids[i]);
 	}
+	correct_heartbeats(&early, now);
 	note_members(alive);
 }
 
