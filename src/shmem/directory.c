@@ -569,6 +569,41 @@ outbox_directory_next_lease(Oid dbid)
 }
 
 /*
+ * The clock was set back.  What is known of messages stands, for it is in the
+ * tables; but a lane that was to be looked at again after a delay, or that has not
+ * been used since, would have to wait until the clock is there again.
+ */
+void
+outbox_directory_clock_went_back(TimestampTz now)
+{
+	OutboxDirectory *directory = get_directory();
+
+	if (directory == NULL || outbox_lane_memory() == NULL)
+		return;
+	for (int i = 0; i < OUTBOX_MAX_AGENDAS; i++)
+	{
+		OutboxAgenda *agenda = &directory->agendas[i];
+
+		if (!OidIsValid(agenda->relid))
+			continue;
+		LWLockAcquire(&agenda->lock, LW_EXCLUSIVE);
+		for (int at = agenda->first_lane; at != OUTBOX_NIL;
+			 at = outbox_lane_at(at)->store_next)
+		{
+			OutboxLane *lane = outbox_lane_at(at);
+
+			lane->used_at = Min(lane->used_at, now);
+			if (lane->recheck_at == DT_NOEND || lane->recheck_at <= now)
+				continue;
+			lane->recheck_at = now;
+			outbox_agenda_update(agenda, at, now);
+		}
+		outbox_waiters_call_due(agenda, now);
+		LWLockRelease(&agenda->lock);
+	}
+}
+
+/*
  * The lanes of databases that are gone go, too.  "exists" tells of a database
  * whether it is there; one that was made since it was asked only has its lanes
  * scanned once more.
@@ -731,7 +766,9 @@ outbox_lanes_make_room(void)
 	static TimestampTz not_before = 0;
 	TimestampTz now = GetCurrentTimestamp();
 
-	if (now < not_before)
+	/* it is further ahead only if the clock was set back */
+	if (now < not_before &&
+		not_before <= TimestampTzPlusMilliseconds(now, NO_ROOM_MS))
 		return false;
 	if (advance_hand(false) > 0 || advance_hand(false) > 0 ||
 		advance_hand(true) > 0)

@@ -57,6 +57,7 @@ extern bool outbox_directory_next_due(Oid relid,
 									  const OutboxTopicKeys *paused,
 									  TimestampTz *due);
 extern TimestampTz outbox_directory_next_lease(Oid dbid);
+extern void outbox_directory_clock_went_back(TimestampTz now);
 extern void outbox_directory_forget_databases(bool (*exists) (Oid dbid, void *arg),
 											  void *arg);
 

@@ -48,6 +48,12 @@
 /* The clock may go back by so much without anybody caring. */
 #define CLOCK_SLACK_MS 1000
 
+/*
+ * The launcher does not sleep longer than this, whatever comes next: the clock may
+ * have been set meanwhile, and what was far away may be due.
+ */
+#define CLOCK_LOOK_MS 10000
+
 /* When the server has no room for a worker. */
 #define NO_SLOTS_MS 10000
 
@@ -579,6 +585,7 @@ watch_clock(TimestampTz now)
 	before = now;
 	if (!is_back)
 		return;
+	outbox_directory_clock_went_back(now);
 	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
 	for (int i = 0; i < state->nposts; i++)
 	{
@@ -676,7 +683,8 @@ outbox_launcher_main(Datum arg)
 		pg_atomic_write_u64(&state->sleeps_until, (uint64) until);
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until),
+						 Min(TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until),
+							 CLOCK_LOOK_MS),
 						 PG_WAIT_EXTENSION);
 	}
 }
