@@ -32,6 +32,7 @@
 #include "shmem/directory.h"
 #include "shmem/epoch.h"
 #include "shmem/lane_memory.h"
+#include "shmem/lane_publish.h"
 #include "shmem/lane_state.h"
 #include "shmem/shmem.h"
 #include "shmem/waiters.h"
@@ -491,19 +492,25 @@ outbox_listing_end(OutboxListing *listing, bool at_end)
 
 /*
  * When does something become due in the lanes of these topics (or in all), but for
- * the paused ones?  DT_NOBEGIN if something is due now.  False if that is not known.
+ * the paused ones?  DT_NOBEGIN if something is due now.  *silent: it can be earlier,
+ * since there are prepared transactions, of whose end nobody tells.  False if that
+ * is not known.
  */
 bool
 outbox_directory_next_due(Oid relid, const OutboxLaneFilter *filter,
-						  const OutboxTopicKeys *paused, TimestampTz *due)
+						  const OutboxTopicKeys *paused, TimestampTz *due,
+						  bool *silent)
 {
 	OutboxAgenda *agenda = outbox_use_cursor && !outbox_epoch_strangers() ?
 	outbox_agenda_lock(relid, LW_EXCLUSIVE) : NULL;
 	bool		known;
 
 	*due = DT_NOEND;
+	*silent = false;
 	if (agenda == NULL)
 		return false;
+	outbox_lanes_look_at_silent(agenda);
+	*silent = agenda->nsilent > 0;
 	outbox_waiters_call_due(agenda, GetCurrentTimestamp());
 	known = outbox_agenda_is_complete(agenda);
 	if (known)

@@ -55,7 +55,7 @@ extern void outbox_listing_end(OutboxListing *listing, bool at_end);
 extern bool outbox_directory_next_due(Oid relid,
 									  const OutboxLaneFilter *filter,
 									  const OutboxTopicKeys *paused,
-									  TimestampTz *due);
+									  TimestampTz *due, bool *silent);
 extern TimestampTz outbox_directory_next_lease(Oid dbid);
 extern void outbox_directory_clock_went_back(TimestampTz now);
 extern void outbox_directory_forget_databases(bool (*exists) (Oid dbid, void *arg),

@@ -201,10 +201,11 @@ may_have_messages(const OutboxHandler *handler)
 	Oid			queue = outbox_store(OUTBOX_QUEUE)->table;
 	OutboxTopicKeys paused;
 	TimestampTz due;
+	bool		silent;
 
 	outbox_policy_paused(OUTBOX_QUEUE, &paused);
 	return !outbox_walk_uses_memory(queue) ||
-		!outbox_directory_next_due(queue, &filter, &paused, &due) ||
+		!outbox_directory_next_due(queue, &filter, &paused, &due, &silent) ||
 		due <= GetCurrentTimestamp();
 }
 

@@ -128,6 +128,23 @@ after_idle_delay(int min_ms)
 }
 
 /*
+ * The same as outbox_directory_next_due; while there are prepared transactions, of
+ * whose end nobody tells, look again before.
+ */
+static bool
+known_due(const OutboxStore *store, const OutboxLaneFilter *filter,
+		  const OutboxTopicKeys *paused, TimestampTz *due)
+{
+	bool		silent;
+
+	if (!outbox_directory_next_due(store->table, filter, paused, due, &silent))
+		return false;
+	if (silent)
+		*due = Min(*due, after_idle_delay(outbox_poll_interval));
+	return true;
+}
+
+/*
  * When does something become due in the lanes of a store that the filter chooses?
  * If memory does not know yet, since nobody has claimed there, or since it had no
  * room for all lanes, list lanes.
@@ -145,12 +162,12 @@ lanes_due(const OutboxStore *store, const OutboxLaneFilter *filter)
 	{
 		/* who resumes a topic calls us */
 		outbox_policy_paused(store->kind, &paused);
-		if (outbox_directory_next_due(store->table, filter, &paused, &due))
+		if (known_due(store, filter, &paused, &due))
 			return due;
 		outbox_store_open(&table, store);
 		outbox_walk_list(&table, filter, false, &untracked, &nuntracked);
 		outbox_table_close_unchanged(&table);
-		if (outbox_directory_next_due(store->table, filter, &paused, &due))
+		if (known_due(store, filter, &paused, &due))
 			return due;
 	}
 	return after_idle_delay(outbox_poll_interval);

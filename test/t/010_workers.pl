@@ -295,6 +295,21 @@ $node->reload;
 	is_served($dbh, 'and come again');
 }
 
+# --- transactions that are prepared, of whose end nobody tells
+{
+	my $do = sub { my ($name, $query, @parameters) = @_; $dbh->do('BEGIN'); $dbh->do($query, undef, @parameters); $dbh->do("PREPARE TRANSACTION '$name'") };
+	my $fan = begin_fan_in($dbh, 1);
+
+	$dbh->do("SELECT outbox.claim(?, 600, topics => '{step}')", undef, $anna);
+	$do->('timer', "SELECT outbox.schedule_timer('prepared', 'p', clock_timestamp())");
+	$do->('join', 'SELECT outbox.ack(?, array_agg(id)) FROM outbox.leases WHERE owner_token = ?', $anna, $anna);
+	# what they do is not to be seen yet, so the workers leave
+	ok(poll(sub { !workers_in($dbh, 'postgres') }, 20), 'prepared: nobody stays to wait for it');
+	$dbh->do("COMMIT PREPARED '$_'") for 'timer', 'join';
+	ok(poll(sub { count_of($dbh, "outbox.messages WHERE topic = 'prepared'") == 1 }, 40), 'prepared: a timer comes');
+	ok(poll(sub { continued($dbh, $fan) == 1 }, 40), 'prepared: what comes after a join, too');
+}
+
 # --- the extension is dropped, created and updated under a busy worker
 {
 	$dbh->do('CREATE DATABASE busy');

@@ -286,6 +286,17 @@ Q
 	is(in_state('long', 2), 1, 'and the message is done');
 }
 
+# --- messages of a transaction that is prepared, of whose end nobody tells
+{
+	handler('alice', 'prepared', 'PERFORM public.see(m);');
+	$dbh->do('BEGIN');
+	enqueue('prepared', 'p');
+	$dbh->do("PREPARE TRANSACTION 'handled'");
+	ok(poll(sub { !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'prepared: nobody stays to wait for it');
+	$dbh->do("COMMIT PREPARED 'handled'");
+	ok(poll(sub { in_state('prepared', 2) == 1 }, 40), 'prepared: the message is handled');
+}
+
 # --- one that fails when the transaction is committed
 {
 	$dbh->do('CREATE TABLE public.late (payload text UNIQUE DEFERRABLE INITIALLY DEFERRED); GRANT INSERT ON public.late TO alice');
