@@ -316,6 +316,13 @@ call_own(Oid dbid)
 		SetLatch(own->latch);
 }
 
+/* The delay after so many failures in a row, and another one. */
+static int
+retry_ms(int failures)
+{
+	return Min((int64) RETRY_MIN_MS << Min(failures, 16), RETRY_MAX_MS);
+}
+
 /* A worker has ended: is it to be started again, and when? */
 static void
 note_end(OutboxPost *post, TimestampTz now)
@@ -330,9 +337,14 @@ note_end(OutboxPost *post, TimestampTz now)
 		return;
 	}
 	post->called = false;
-	post->due = TimestampTzPlusMilliseconds(now,
-											Min((int64) RETRY_MIN_MS << Min(post->failures, 16),
-												RETRY_MAX_MS));
+
+	/*
+	 * one that has worked for longer than it would now have to wait has not
+	 * failed again
+	 */
+	if (TimestampDifferenceExceeds(post->started_at, now, retry_ms(post->failures)))
+		post->failures = 0;
+	post->due = TimestampTzPlusMilliseconds(now, retry_ms(post->failures));
 	post->failures++;
 	/* is the database still there? */
 	if (post->failures > 1)

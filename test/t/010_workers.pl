@@ -293,6 +293,23 @@ $node->reload;
 	is_served($dbh, 'and on');
 	ok(poll(sub { !workers_in($dbh, undef) }, 20), 'workers still leave');
 	is_served($dbh, 'and come again');
+
+	# failures between which a worker has worked for longer than it had to wait are not in a row
+	my $busy = client(sub { my $mine = connect_to($node); while (1) { $mine->do("SELECT outbox.schedule_timer('often', 'p', clock_timestamp())"); sleep 0.02 } });
+	my $took;
+	for (1 .. 4)
+	{
+		my $since = time;
+		my $pid;
+		ok(poll(sub { ($pid) = workers_in($dbh, 'postgres') }, 20), 'cancelled now and then: a worker comes');
+		$took = time - $since;
+		poll(sub { count_of($dbh, "pg_stat_activity WHERE pid = $pid AND backend_start < clock_timestamp() - interval '2.5 s'") }, 20);
+		$dbh->do('SELECT pg_cancel_backend(?)', undef, $pid);
+		poll(sub { !grep { $_ == $pid } workers_in($dbh, 'postgres') }, 10);
+	}
+	cmp_ok($took, '<', 3.5, 'cancelled now and then: soon');
+	kill 'KILL', $busy;
+	waitpid $busy, 0;
 }
 
 # --- transactions that are prepared, of whose end nobody tells
