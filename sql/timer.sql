@@ -120,3 +120,28 @@ RESET outbox.retention;
 SELECT count(*) FROM outbox.timers WHERE status = 2;
 SELECT outbox.run_maintenance() >= 0 AS ok;
 DELETE FROM outbox.timer_queue;
+
+-- one that cannot be enqueued does not keep the others; it is tried again
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'refused';
+END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON outbox.queue
+    FOR EACH ROW WHEN (NEW.topic = 'refused') EXECUTE FUNCTION refuse();
+INSERT INTO outbox.jobs (job_name, topic, cron_schedule, enabled)
+    VALUES ('refused', 'refused', '* * * * *', false), ('taken', 'taken', '* * * * *', false);
+SELECT count(outbox.schedule_timer(topic, 'p', clock_timestamp() - interval '1 s')) AS timers
+  FROM unnest(ARRAY['refused', 'taken']) topic;
+SELECT count(outbox.trigger_job(job)) AS runs FROM unnest(ARRAY['refused', 'taken']) job;
+SELECT outbox.dispatch_due();
+SELECT topic, count(*) FROM outbox.queue WHERE topic IN ('refused', 'taken') GROUP BY 1;
+SELECT 'timer' AS what, status, attempts, last_error, next_attempt_at > clock_timestamp() AS later
+  FROM outbox.timer_queue WHERE topic = 'refused'
+UNION ALL
+SELECT 'run', status, attempts, last_error, next_attempt_at > clock_timestamp()
+  FROM outbox.run_queue WHERE topic = 'refused';
+DROP FUNCTION refuse() CASCADE;
+DELETE FROM outbox.jobs WHERE job_name IN ('refused', 'taken');
+DELETE FROM outbox.timer_queue WHERE topic = 'refused';
+DELETE FROM outbox.run_queue WHERE topic = 'refused';
+DELETE FROM outbox.queue WHERE topic = 'taken';

@@ -490,25 +490,18 @@ AS 'MODULE_PATHNAME', 'outbox_requeue_timers';
 COMMENT ON FUNCTION outbox.requeue_timers(bigint[]) IS
     'Puts dead timers back.';
 
--- dispatch_due(batch_limit)
---     Turns timers and runs that are due into messages of the outbox, each in
---     this transaction. Returns how many. Does nothing while another session loads
---     a dump.
-CREATE FUNCTION outbox.dispatch_due(batch_limit integer DEFAULT NULL)
+-- _dispatch(limits)
+--     Dispatches timers and runs that are due, all together. Returns how many.
+CREATE FUNCTION outbox._dispatch(limits integer)
 RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     owner_token uuid := gen_random_uuid();
-    limits      integer := least(coalesce(dispatch_due.batch_limit, 1000), 10000);
     dispatched  integer;
     ids         bigint[];
 BEGIN
-    PERFORM outbox._check_limit('batch_limit', dispatch_due.batch_limit);
-    IF outbox._is_loading() THEN
-        RETURN 0;
-    END IF;
     SELECT array_agg(t.id) INTO ids
       FROM (SELECT c.id, outbox.enqueue(c.topic, c.payload, c.correlation_id)
               FROM outbox.claim_timers(owner_token, 60, limits) c
@@ -525,6 +518,90 @@ BEGIN
         dispatched := dispatched + outbox.ack_job_runs(owner_token, ids);
     END IF;
     RETURN dispatched;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._dispatch(integer) IS
+    'Dispatches what is due, all of it or nothing.';
+
+-- _dispatch_singly(limits)
+--     The same with each for itself: what cannot be enqueued goes back, to be tried
+--     again later, with the error. Each takes a subtransaction; see
+--     process_join_waits. Returns how many were dispatched.
+CREATE FUNCTION outbox._dispatch_singly(limits integer)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    owner_token uuid := gen_random_uuid();
+    due         outbox.message;
+    dispatched  integer := 0;
+    refused     integer := 0;
+BEGIN
+    FOR due IN SELECT * FROM outbox.claim_timers(owner_token, 60, limits) LOOP
+        BEGIN
+            PERFORM outbox.enqueue(due.topic, due.payload, due.correlation_id);
+            dispatched := dispatched + outbox.ack_timers(owner_token, ARRAY[due.id]);
+        EXCEPTION
+            WHEN insufficient_resources OR operator_intervention OR transaction_rollback THEN
+                RAISE;
+            WHEN OTHERS THEN
+                refused := refused + outbox.abandon_timers(owner_token, ARRAY[due.id], SQLERRM);
+        END;
+    END LOOP;
+    IF dispatched + refused >= limits THEN
+        RETURN dispatched;
+    END IF;
+    FOR due IN
+        SELECT * FROM outbox.claim_job_runs(owner_token, 60, limits - dispatched - refused)
+    LOOP
+        BEGIN
+            PERFORM outbox.enqueue(due.topic, due.payload,
+                                   headers => jsonb_build_object('job', due.correlation_id,
+                                                                 'run', due.id));
+            dispatched := dispatched + outbox.ack_job_runs(owner_token, ARRAY[due.id]);
+        EXCEPTION
+            WHEN insufficient_resources OR operator_intervention OR transaction_rollback THEN
+                RAISE;
+            WHEN OTHERS THEN
+                PERFORM outbox.abandon_job_runs(owner_token, ARRAY[due.id], SQLERRM);
+        END;
+    END LOOP;
+    RETURN dispatched;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._dispatch_singly(integer) IS
+    'Dispatches what is due; what cannot be enqueued is tried again later.';
+
+-- dispatch_due(batch_limit)
+--     Turns timers and runs that are due into messages of the outbox, each in
+--     this transaction. Returns how many. Does nothing while another session loads
+--     a dump.
+--     One that cannot be enqueued, as when a trigger refuses it, does not keep the
+--     others: it is tried again after the backoff, and dead after max_attempts.
+CREATE FUNCTION outbox.dispatch_due(batch_limit integer DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    limits integer := least(coalesce(dispatch_due.batch_limit, 1000), 10000);
+BEGIN
+    PERFORM outbox._check_limit('batch_limit', dispatch_due.batch_limit);
+    IF outbox._is_loading() THEN
+        RETURN 0;
+    END IF;
+    BEGIN
+        RETURN outbox._dispatch(limits);
+    EXCEPTION
+        WHEN insufficient_resources OR operator_intervention OR transaction_rollback THEN
+            RAISE;
+        WHEN OTHERS THEN
+            NULL;
+    END;
+    RETURN outbox._dispatch_singly(least(limits, 50));
 END
 $$;
 

@@ -422,7 +422,7 @@ is_deeply([ log_lines($node, qr/ XX\d\d\d |PANIC|TRAP/) ], [], 'no internal erro
 
 	$dbh->do(<<'Q');
 CREATE FUNCTION public.no_ticks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no ticks' USING ERRCODE = 'YY001'; END $$;
-CREATE TRIGGER no_ticks BEFORE INSERT ON outbox.queue FOR EACH ROW WHEN (NEW.topic = 'tick') EXECUTE FUNCTION public.no_ticks();
+CREATE TRIGGER no_ticks BEFORE UPDATE ON outbox.timer_queue FOR EACH ROW WHEN (NEW.topic = 'tick') EXECUTE FUNCTION public.no_ticks();
 SELECT outbox.schedule_timer('tick', 'p', clock_timestamp());
 Q
 	ok(poll(sub { log_lines($node, $broken) }, 20), 'a part that fails is logged');
@@ -432,7 +432,7 @@ Q
 	ok(poll(sub { value($dbh, "SELECT status FROM outbox.messages WHERE topic = 'gone'") == 3 }, 20), 'reaping goes on');
 	ok(poll(sub { value($dbh, "SELECT failures >= 3 FROM outbox._worker_troubles() WHERE part = 'timers' AND sqlstate = 'YY001'") }, 20), 'it is tried again');
 	is(scalar(log_lines($node, $broken)), 1, 'and not logged again');
-	$dbh->do('DROP TRIGGER no_ticks ON outbox.queue');
+	$dbh->do('DROP TRIGGER no_ticks ON outbox.timer_queue');
 	ok(poll(sub { count_of($dbh, "outbox.messages WHERE topic = 'tick'") == 1 }, 30), 'it is done as soon as it can be');
 	ok(poll(sub { !@{ $trouble->() } }, 10), 'status() has nothing to say then');
 	is(scalar(log_lines($node, $again)), $agains + 1, 'nor has the log, but that');
