@@ -168,6 +168,8 @@ outbox_background_pin(Oid roleid)
 		SetConfigOption(pinned[i][0], pinned[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("lock_timeout", OidIsValid(roleid) ? "0" : OWN_LOCK_TIMEOUT,
 					PGC_SUSET, PGC_S_OVERRIDE);
+	/* what is logged between two transactions has the name, too */
+	(void) outbox_background_database();
 	outbox_background_commit();
 }
 

@@ -417,7 +417,7 @@ is_deeply([ log_lines($node, qr/ XX\d\d\d |PANIC|TRAP/) ], [], 'no internal erro
 {
 	my $trouble = sub { return [ map { @$_ } $dbh->selectall_array("SELECT component FROM outbox.status() WHERE NOT ok AND component LIKE 'worker:%'") ] };
 	my $broken = qr/outbox worker in database "postgres": dispatching timers and runs cannot be done: no ticks \(SQLSTATE YY001\)/;
-	my $again = qr/dispatching timers and runs can be done again/;
+	my $again = qr/outbox worker in database "postgres": dispatching timers and runs can be done again/;
 	my $agains = log_lines($node, $again);
 
 	$dbh->do(<<'Q');
