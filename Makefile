@@ -9,7 +9,7 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.contr
 # These bring a server of their own: they install the packages they need, work
 # in a temporary directory, and leave nothing else behind. (But cassert keeps
 # what it has built in a cache folder.)
-PRIVATE_TARGETS = demo check nightly bench soak versions cassert memory coverage
+PRIVATE_TARGETS = demo check nightly bench soak versions cassert memory coverage model
 # These need no server at all.
 PLAIN_TARGETS = help dist
 
@@ -33,6 +33,7 @@ else
 ## make install        install them (as root)
 ## make demo           see it work, on a private server
 ## make check          pass all tests, on private servers; ARGS="regress tap:003_restart"
+## make model          the models in test/models; ARGS="long lane"
 ## make nightly        the long tests
 ## make versions       all tests on PostgreSQL 17 and 18 (as root)
 ## make cassert        all tests on servers with assertions and sanitizers
