@@ -54,7 +54,9 @@
  *	5. A lease is recorded with its end: by the scan that takes or passes it, or
  *	   by a note at commit.  Such a mark is kept also above the cursor, so that
  *	   the marks have all leases (leases_known) once the lane has been scanned
- *	   to its end.
+ *	   to its end.  A mark that goes because it was visited may be the one that a
+ *	   transaction in progress has left for its lease: what is undecided there
+ *	   is recorded as if it were a lease.
  *	6. What is recorded is kept, until a scan has visited all of it and has
  *	   recorded again what must be visited again.  What finds no room is merged,
  *	   or lowers the cursor, and with it all watches; nothing is set as if it
@@ -288,7 +290,7 @@ add_found(OutboxLaneScan *scan, const OutboxRecord *record,
 	scan->found[scan->nfound++] =
 		OUTBOX_MAKE(OutboxFound, *record,
 					TransactionIdIsValid(blocker) ? outbox_full_xid(blocker) :
-					InvalidFullTransactionId, silent, false);
+					InvalidFullTransactionId, silent, false, false);
 }
 
 /*
@@ -297,7 +299,7 @@ add_found(OutboxLaneScan *scan, const OutboxRecord *record,
  */
 static bool
 extend_found(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
-			 TimestampTz at)
+			 TimestampTz at, bool marked)
 {
 	int64		near_usecs = at == DT_NOBEGIN ? NEAR_USECS : NEAR_LEASE_USECS;
 
@@ -305,7 +307,7 @@ extend_found(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
 	{
 		OutboxRecord *have = &scan->found[i].record;
 
-		if (!scan->found[i].recorded &&
+		if (!scan->found[i].recorded && scan->found[i].marked == marked &&
 			FullTransactionIdEquals(have->xid, xid) &&
 			at / USECS_PER_SEC == have->at / USECS_PER_SEC &&
 			key.at - have->hi.at <= near_usecs)
@@ -325,7 +327,7 @@ found_entry(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
 {
 	OutboxRecord record = {.lo = key,.hi = key,.xid = xid,.at = at};
 
-	if (!extend_found(scan, key, xid, at))
+	if (!extend_found(scan, key, xid, at, false))
 		add_found(scan, &record, InvalidTransactionId, false);
 }
 
@@ -366,6 +368,22 @@ found_recorded(OutboxLaneScan *scan, const OutboxRecord *record)
 	scan->found[scan->nfound - 1].recorded = true;
 }
 
+/* Is this key in a mark of the lane that the scan visits, and that will go? */
+static bool
+is_in_mark(const OutboxLaneScan *scan, OutboxKey key)
+{
+	for (int i = 0; i < scan->nmarks && scan->token == 0; i++)
+	{
+		const OutboxMarkCopy *copy = &scan->marks[i];
+
+		if (copy->cell != OUTBOX_NIL &&
+			!outbox_key_lt(key, copy->record.lo) &&
+			!outbox_key_lt(copy->record.hi, key))
+			return true;
+	}
+	return false;
+}
+
 /* The scan passes an entry whose fate another transaction decides. */
 void
 outbox_lane_found_undecided(OutboxLaneScan *scan, OutboxKey key,
@@ -373,10 +391,14 @@ outbox_lane_found_undecided(OutboxLaneScan *scan, OutboxKey key,
 {
 	FullTransactionId full = outbox_full_xid(xid);
 	OutboxRecord record = {.lo = key,.hi = key,.xid = full,.at = DT_NOBEGIN};
+	bool		marked = is_in_mark(scan, key);
+	int			n = scan->nfound;
 
-	if (extend_found(scan, key, full, DT_NOBEGIN))
+	if (extend_found(scan, key, full, DT_NOBEGIN, marked))
 		return;
 	add_found(scan, &record, topmost(xid), ends_silently(topmost(xid)));
+	if (scan->nfound > n)
+		scan->found[n].marked = marked;
 }
 
 /*
@@ -543,8 +565,9 @@ advance_cursor(OutboxLane *lane, const OutboxLaneScan *scan, OutboxKey done,
 
 /*
  * Record what was found, which must come after the cursor was raised.  What is
- * undecided may become a lease: as long as not all leases are known, it is kept
- * in a mark also above the cursor, as leases are.
+ * undecided may become a lease: as long as not all leases are known, or where a
+ * mark of that lease may have gone, it is kept in a mark also above the cursor, as
+ * leases are.
  */
 static void
 record_found(OutboxAgenda *agenda, int number, const OutboxLaneScan *scan,
@@ -562,8 +585,8 @@ record_found(OutboxAgenda *agenda, int number, const OutboxLaneScan *scan,
 		const OutboxFound *found = &scan->found[i];
 		OutboxRecord record = found->record;
 
-		if (!lane->leases_known && FullTransactionIdIsValid(record.xid) &&
-			record.at == DT_NOBEGIN)
+		if ((!lane->leases_known || found->marked) &&
+			FullTransactionIdIsValid(record.xid) && record.at == DT_NOBEGIN)
 			record.at = now;
 		if (!found->recorded)
 			(void) outbox_lane_record(lane, &record);

@@ -34,6 +34,7 @@ typedef struct OutboxFound
 	FullTransactionId blocker;	/* that must end before, by its topmost id */
 	bool		silent;			/* nobody reports that */
 	bool		recorded;		/* it is in a mark of the lane already */
+	bool		marked;			/* undecided, and in a mark that was visited */
 } OutboxFound;
 
 /* Keys that the owner "token" must visit; if shared, others may, too. */
