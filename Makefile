@@ -9,7 +9,7 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.contr
 # These bring a server of their own: they install the packages they need, work
 # in a temporary directory, and leave nothing else behind. (But cassert keeps
 # what it has built in a cache folder.)
-PRIVATE_TARGETS = demo check nightly bench soak versions cassert memory coverage model
+PRIVATE_TARGETS = demo check nightly bench soak history versions cassert memory coverage model
 # These need no server at all.
 PLAIN_TARGETS = help dist
 
@@ -38,6 +38,7 @@ else
 ## make versions       all tests on PostgreSQL 17 and 18 (as root)
 ## make cassert        all tests on servers with assertions and sanitizers
 ## make memory         the regression tests under valgrind
+## make history        load, crashes, and a check of what clients were told
 ## make bench          the benchmark, beside other queues
 ## make soak           a billion messages a day for twice 20 minutes, checked
 ## make installcheck   the regression and isolation tests on your server

@@ -1,0 +1,102 @@
+"""A private server with the extension: started, crashed, looked into."""
+
+import os
+import signal
+import subprocess
+import time
+
+import psycopg2
+
+SETTINGS = {
+    'listen_addresses': '',
+    'shared_preload_libraries': 'outbox',
+    'max_connections': 200,
+    'max_worker_processes': 24,
+    'max_prepared_transactions': 50,
+    'fsync': 'off',
+    'full_page_writes': 'off',
+    'max_wal_size': '2GB',
+    'restart_after_crash': 'on',
+    'outbox.backoff_base': '30ms',
+    'outbox.backoff_max': '300ms',
+    'outbox.max_workers': 4,
+}
+
+
+class Server:
+    def __init__(self, bindir, folder, port):
+        self.bindir, self.folder, self.port = bindir, folder, port
+        self.data = f'{folder}/data'
+        self.log = f'{folder}/server.log'
+
+    def program(self, name, *arguments):
+        return subprocess.run([f'{self.bindir}/{name}', *map(str, arguments)], check=False,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def create(self):
+        made = self.program('initdb', '-D', self.data, '-U', 'postgres', '-A', 'trust',
+                            '-E', 'UTF8', '--locale=C', '--no-sync')
+        if made.returncode:
+            raise RuntimeError(made.stdout)
+        with open(f'{self.data}/postgresql.conf', 'a', encoding='utf-8') as conf:
+            for name, value in SETTINGS.items():
+                conf.write(f"{name} = '{value}'\n")
+            conf.write(f"port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
+            if os.environ.get('TEMP_CONFIG'):
+                with open(os.environ['TEMP_CONFIG'], encoding='utf-8') as more:
+                    conf.write(more.read())
+
+    def start(self):
+        # not through a pipe, which the server would inherit
+        started = subprocess.run([f'{self.bindir}/pg_ctl', '-D', self.data, '-l', self.log, '-w', '-t', '120',
+                                  '-s', 'start'], check=False, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)
+        if started.returncode:
+            raise RuntimeError(f'the server did not start, see {self.log}')
+
+    def stop(self, mode='immediate'):
+        subprocess.run([f'{self.bindir}/pg_ctl', '-D', self.data, '-m', mode, '-w', '-s', 'stop'], check=False)
+
+    def connect(self, db='postgres', user='postgres', name='history'):
+        connection = psycopg2.connect(host=self.folder, port=self.port, dbname=db, user=user,
+                                      application_name=name)
+        connection.autocommit = True
+        return connection
+
+    def patient_connect(self, db='postgres', seconds=60, **more):
+        """A connection, also while the server recovers."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return self.connect(db, **more)
+            except psycopg2.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+
+    def rows(self, statement, parameters=None, db='postgres'):
+        connection = self.patient_connect(db)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(statement, parameters)
+                return cursor.fetchall() if cursor.description else []
+        finally:
+            connection.close()
+
+    def crash(self, pid):
+        """Kill a process with -9, and wait until the server has recovered."""
+        if not self.signal(pid, signal.SIGKILL):
+            return False
+        until = time.monotonic() + 60
+        while self.signal(pid, 0) and time.monotonic() < until:
+            time.sleep(0.005)
+        self.patient_connect().close()
+        return True
+
+    @staticmethod
+    def signal(pid, number):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        return True
