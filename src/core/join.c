@@ -566,7 +566,8 @@ outbox_join_wake_wait(const pg_uuid_t *message_id)
 
 /*
  * Some of these messages may have been waits: nobody waits any more.  A row
- * that another transaction has locked, to delete it with its join, is left.
+ * that another transaction has locked, or deletes with its join, is left to a
+ * doubt: as long as it is there, the join is not purged.
  */
 static void
 forget_waits(const OutboxEndedList *ended)
@@ -583,11 +584,16 @@ forget_waits(const OutboxEndedList *ended)
 	outbox_probe_begin(&probe, &waits, catalog->join_waits_message);
 	for (int i = 0; i < ended->n; i++)
 	{
-		outbox_probe_seek(&probe, UUIDPGetDatum(&ended->messages[i].message_id));
+		const OutboxEnded *message = &ended->messages[i];
+
+		outbox_probe_seek(&probe, UUIDPGetDatum(&message->message_id));
 		while (outbox_probe_next(&probe, slot, &writer))
 		{
-			if (!TransactionIdIsValid(writer))
-				(void) outbox_table_delete(&waits, slot, false, &writer);
+			if (TransactionIdIsValid(writer) ||
+				outbox_table_delete(&waits, slot, false, &writer) ==
+				OUTBOX_ROW_LOCKED)
+				leave_join_doubt(writer, NULL, &message->message_id,
+								 message->status);
 		}
 	}
 	outbox_probe_end(&probe);

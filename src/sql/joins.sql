@@ -78,7 +78,8 @@ COMMENT ON COLUMN outbox.join_waits.message_id IS 'The message, of topic outbox.
 
 -- A row names a join, a message, or both:
 --     a join      count its members again, and wake its waits if it has ended
---     a message   it has ended: count that in all joins that have it as a member
+--     a message   it has ended: count that in all joins that have it as a member,
+--                 and let it wait for none
 --     both        the same in this join only, as reported by hand
 CREATE TABLE outbox.join_doubts (
     id         bigint NOT NULL,

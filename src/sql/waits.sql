@@ -325,6 +325,19 @@ BEGIN
         settled := settled AND added IS NOT NULL;
         counted := counted + coalesce(added, 0);
     END LOOP;
+
+    -- the message may have been a wait, whose row another transaction had locked
+    IF EXISTS (SELECT FROM outbox.join_waits w WHERE w.message_id = doubt.message_id) THEN
+        DELETE FROM outbox.join_waits w
+         WHERE w.ctid = ANY (ARRAY(
+                   SELECT k.ctid
+                     FROM outbox.join_waits k
+                    WHERE k.message_id = doubt.message_id
+                      FOR UPDATE SKIP LOCKED));
+        settled := coalesce(settled, true)
+                   AND NOT EXISTS (SELECT FROM outbox.join_waits w
+                                    WHERE w.message_id = doubt.message_id);
+    END IF;
 END
 $$;
 
