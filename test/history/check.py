@@ -267,6 +267,10 @@ def attempts_count(facts):
     """Each attempt is handed out once, in order, and there are at most so many."""
     for (store, row_id), several in facts.leases.items():
         back = sum(settle.op == 'release' for settle in facts.settles.get((store, row_id), ()))
+        # a claim whose commit was not answered may not have been
+        several = [lease for lease in several if lease.certain]
+        if not several:
+            continue
         for lease, after in zip(several, several[1:]):
             if lease.attempt == after.attempt:
                 yield f'{lease} and {after}'
