@@ -166,7 +166,8 @@ class Run:
                         options['kills'], options['nuisances'])
         number = 0
         shown = time.monotonic()
-        until = time.monotonic() + options['seconds']
+        # a plan that makes no headway ends here
+        until = time.monotonic() + (options['seconds'] or 120 + options['messages'] // 50)
         while self.crew.names('p') and time.monotonic() < until:
             self.tend()
             while number < len(faults.plan) and self.board.total() >= self.amount * (number + 1) // (len(faults.plan) + 1):
@@ -247,7 +248,7 @@ class Run:
 
 def parse(arguments):
     options = {'seed': str(random.SystemRandom().randrange(1_000_000)), 'messages': 5000, 'crashes': 3, 'restarts': 1,
-               'kills': 12, 'nuisances': 8, 'databases': 2, 'port': 5433, 'seconds': 36000, 'patience': 90, 'streams': 40, 'check': 0}
+               'kills': 12, 'nuisances': 8, 'databases': 2, 'port': 5433, 'seconds': 0, 'patience': 90, 'streams': 40, 'check': 0}
     for argument in arguments:
         name, _, value = argument.partition('=')
         options[name] = value if name in ('seed', 'bindir', 'folder') else int(value)
