@@ -142,6 +142,7 @@ def ended_without_cause(facts):
                 yield f'{row.tag} (id {row.id}) is done by {row.processed_by}'
         elif row.status == DEAD:
             causes = (any(settle.op == 'fail' for settle in settles),
+                      row.tag in facts.cancels and row.reason == 9,
                       row.attempts >= MAX_ATTEMPTS,
                       message and message.expires_at and message.expires_at <= row.processed_at)
             if not any(causes):
@@ -153,7 +154,9 @@ def ack_undone(facts):
     """What was acknowledged stays done."""
     status = {row.id: row.status for row in facts.rows}
     for (store, row_id), settles in facts.settles.items():
-        sure = [settle for settle in settles if settle.op in ('ack', 'fail') and settle.sure]
+        # what has failed may be requeued
+        ends = ('ack',) if not store and row_id in facts.requeued else ('ack', 'fail')
+        sure = [settle for settle in settles if settle.op in ends and settle.sure]
         if len(sure) > 1:
             yield f'id {row_id}{store} was ended twice: {", ".join(str(settle.call) for settle in sure)}'
         if store:
@@ -266,6 +269,8 @@ def leases_overlap(facts):
 def attempts_count(facts):
     """Each attempt is handed out once, in order, and there are at most so many."""
     for (store, row_id), several in facts.leases.items():
+        if not store and row_id in facts.requeued:
+            continue    # they are counted from 0 again
         back = sum(settle.op == 'release' for settle in facts.settles.get((store, row_id), ()))
         # a claim whose commit was not answered may not have been
         several = [lease for lease in several if lease.certain]
@@ -307,7 +312,7 @@ def stale_settle(facts):
                 continue
             newer = [lease for lease in leases if lease.certain and lease.attempt > max(mine)
                      and lease.call.end < settle.begin]
-            if newer:
+            if newer and (key[0] or key[1] not in facts.requeued):
                 yield f'{settle.call}: attempt {max(mine)} of id {key[1]}{key[0]} was settled after {newer[0]}'
 
 
@@ -317,7 +322,7 @@ def handed_out_after_its_end(facts):
     ended = {('', row.id): row.processed_at for row in facts.rows if row.status in (DONE, DEAD)}
     for key, settles in facts.settles.items():
         for settle in settles:
-            if settle.op in ('ack', 'fail') and settle.sure:
+            if settle.sure and (settle.op == 'ack' or settle.op == 'fail' and (key[0] or key[1] not in facts.requeued)):
                 ended[key] = min(ended.get(key, FOREVER), settle.end)
     for key, several in facts.leases.items():
         for lease in several:
@@ -335,8 +340,65 @@ def out_of_time(facts):
                 continue
             if message.due_at and lease.last < message.due_at:
                 yield f'{lease} is {(message.due_at - lease.last) / 1000:.0f} ms early'
-            if message.expires_at and lease.first > message.expires_at:
+            # what is requeued does not expire again
+            if message.expires_at and lease.first > message.expires_at and lease.id not in facts.requeued:
                 yield f'{lease} is {(lease.first - message.expires_at) / 1000:.0f} ms after it expired'
+
+
+@law
+def not_asked_for(facts):
+    """A claim returns no more than was asked for, and nothing that was not asked for."""
+    for call in facts.by_op['claim']:
+        if call.outcome != OK or not call.result:
+            continue
+        if len(call.result) > call.args.get('batch', len(call.result)):
+            yield f'{call} returned {len(call.result)} messages, not {call.args["batch"]}'
+        for row_id, tag, *_ in call.result:
+            message = facts.messages.get(tag)
+            if call.args['store'] or message is None:
+                continue
+            topics, namespace = call.args.get('topics'), call.args.get('namespace')
+            if topics and message.topic not in topics or namespace and message.namespace != namespace:
+                yield f'{call} returned {tag} (id {row_id}) of {message.namespace}/{message.topic}'
+            if not topics and message.topic == HANDLED:
+                yield f'{call} returned {tag} (id {row_id}), which is the handler\'s'
+
+
+@law
+def paused(facts):
+    """Nothing of a topic is handed out while it is paused."""
+    pauses = defaultdict(list)
+    for call in facts.by_op['pause']:
+        if call.outcome == OK:
+            key = call.args['namespace'], call.args['topic']
+            end = min((other.begin for other in facts.by_op['resume']
+                       if (other.args['namespace'], other.args['topic']) == key and other.begin > call.begin
+                       and other.outcome != ERROR), default=FOREVER)
+            pauses[key].append((call.end, end))
+    for (store, _), several in facts.leases.items():
+        message = facts.messages.get(several[0].tag)
+        if store or message is None:
+            continue
+        for begin, end in pauses.get((message.namespace, message.topic), ()):
+            for lease in several:
+                if lease.call.begin > begin and lease.last < end and lease.call.client[0] != 'k':
+                    yield f'{lease}, {(lease.call.begin - begin) / 1000:.0f} ms after the topic was paused'
+
+
+@law
+def cancelled(facts):
+    """What was cancelled is never handed out, and is dead."""
+    rows = {row.tag: row for row in facts.rows}
+    for tag, calls in facts.cancels.items():
+        for call in calls:
+            if call.result is not True or call.outcome != OK:
+                continue
+            row = rows.get(tag)
+            if row and row.status != DEAD:
+                yield f'{tag} has status {row.status} after {call}'
+            for lease in facts.leases.get(facts.ids_by_tag.get(tag), ()):
+                if lease.first > call.end:
+                    yield f'{lease} after {call}'
 
 
 @law
@@ -350,13 +412,15 @@ def stream_order(facts):
         for lease in leases:
             held[lease.tag].append(lease)
         end_of = {tag: streams.end_of(key[0], tag) for tag in place}
+        # a dead one that was requeued is not before those that came meanwhile
+        again = {tag for tag in place if facts.ids_by_tag.get(tag, ('', 0))[1] in facts.requeued}
         open_now = {}
         number = 0
         for lease in sorted(leases, key=lambda lease: lease.call.end):
             while number < len(coming) and coming[number][1] <= lease.call.end:
                 open_now[coming[number][2]] = coming[number]
                 number += 1
-            for tag in [tag for tag in open_now if end_of[tag] <= lease.call.end]:
+            for tag in [tag for tag in open_now if end_of[tag] <= lease.call.end or tag in again]:
                 del open_now[tag]
             begin = place[lease.tag][0]
             for tag, (_, end, _) in open_now.items():
@@ -375,7 +439,8 @@ def dedupe_keys(facts):
     """One message for each key; who comes later learns its id."""
     keyed = defaultdict(list)
     for message in facts.messages.values():
-        if message.key and message.fate == COMMITTED:
+        # the key of a cancelled message is free again
+        if message.key and message.fate == COMMITTED and message.tag not in facts.cancels:
             keyed[message.namespace, message.topic, message.key].append(message)
     for key, several in keyed.items():
         winners = [message.tag for message in several if message.enqueued and message.message_id]
@@ -384,7 +449,8 @@ def dedupe_keys(facts):
             yield f'{key[2]}: {", ".join(winners)} were all enqueued'
         if len(ids) > 1:
             yield f'{key[2]}: callers were told {len(ids)} ids'
-    for key, count in Counter((row.namespace, row.topic, row.key) for row in facts.rows if row.key).items():
+    for key, count in Counter((row.namespace, row.topic, row.key) for row in facts.rows
+                              if row.key and row.tag not in facts.cancels).items():
         if count > 1:
             yield f'{key[2]}: {count} messages'
 
@@ -510,7 +576,9 @@ def work_with_ack(facts):
 @law
 def join_counts(facts):
     """A join counts each member that has ended, once, up to what it expects."""
-    ends = {row.message_id: row.status for row in facts.rows if row.status in (DONE, DEAD)}
+    # the first outcome of what was requeued stands, and is not known
+    ends = {row.message_id: row.status for row in facts.rows
+            if row.status in (DONE, DEAD) and row.id not in facts.requeued}
     reported = {call.args['member']: call.args['status'] for call in facts.by_op['report']
                 if facts.fate(call) == COMMITTED}
     members = defaultdict(dict)

@@ -103,6 +103,25 @@ class Client:
     def end(self, tx, how):
         self.call(how, how.upper(), tx=tx)
 
+    def end_in_two(self, tx, how):
+        """PREPARE TRANSACTION, and then 'commit prepared' or 'rollback prepared'."""
+        try:
+            self.call('prepare', f"PREPARE TRANSACTION '{tx}'", tx=tx)
+        except Lost:
+            # there may be one nevertheless, which this client must end
+            pass
+        while self.connect():
+            try:
+                self.call(how.replace(' ', '_'), f"{how.upper()} '{tx}'", tx=tx)
+                return
+            except Lost:
+                pass
+            except Refused as refused:
+                # 42704: there is none, or it was ended before; 55000: another session is at it
+                if refused.sqlstate == '42704':
+                    return
+                time.sleep(0.01)
+
     def abandon(self):
         """After an error, whatever the state of the connection."""
         if self.connection is not None:

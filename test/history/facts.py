@@ -90,8 +90,14 @@ class Facts:
             self.by_op[call.op].append(call)
         self.decide_transactions()
         self.find_messages()
+        self.requeued = {row_id for call in self.by_op['requeue'] if self.fate(call) != ABORTED
+                         for row_id in call.args['ids']}
         self.find_leases()
         self.find_settles()
+        self.cancels = defaultdict(list)
+        for call in self.by_op['cancel']:
+            if self.fate(call) != ABORTED and call.result is not False:
+                self.cancels[call.args['tag']].append(call)
         self.resolve_doubts()
 
     # fates
@@ -185,8 +191,10 @@ class Facts:
                 self.leases[lease.store, lease.id].append(lease)
                 self.ids[lease.store, lease.message_id] = lease.id
         self.doubtful_claims.sort()
-        for several in self.leases.values():
-            several.sort(key=lambda lease: (lease.attempt, lease.first))
+        for (store, row_id), several in self.leases.items():
+            # the attempts of what was requeued begin with 1 again
+            again = not store and row_id in self.requeued
+            several.sort(key=lambda lease: (0 if again else lease.attempt, lease.first))
         self.ids_by_tag = {lease.tag: key for key, several in self.leases.items() for lease in several[:1]}
 
     @staticmethod

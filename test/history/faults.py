@@ -16,6 +16,7 @@ CLUSTERED = ('queue', 'inbox_queue', 'joins', 'join_members', 'dedupe')
 # how often each fault comes, for one call of crashes=, kills=, ...
 CRASHES = ('backend', 'backend', 'backend', 'worker', 'checkpointer', 'walwriter')
 KILLS = ('terminate', 'terminate', 'cancel', 'cancel', 'kill_client', 'stop_client', 'stop_backend')
+RESTARTS = ('immediate', 'immediate', 'fast', 'kill')
 NUISANCES = ('lock_rows', 'lock_rows', 'old_snapshot', 'reindex', 'vacuum_full', 'cluster', 'alter_table', 'truncate')
 
 
@@ -25,7 +26,7 @@ class Faults:
         self.server, self.databases, self.crew = server, databases, crew
         chance = self.chance
         self.plan = ([('crash', chance.choice(CRASHES)) for _ in range(crashes)]
-                     + [('restart', 'immediate') for _ in range(restarts)]
+                     + [('restart', chance.choice(RESTARTS)) for _ in range(restarts)]
                      + [('kill', chance.choice(KILLS)) for _ in range(kills)]
                      + [('nuisance', chance.choice(NUISANCES)) for _ in range(nuisances)])
         chance.shuffle(self.plan)
@@ -71,7 +72,10 @@ class Faults:
         return bool(pids) and self.server.crash(self.chance.choice(pids))
 
     def restart(self, mode):
-        self.server.stop(mode)
+        if mode == 'kill':
+            self.server.kill()
+        else:
+            self.server.stop(mode)
         self.server.start()
         return True
 

@@ -50,14 +50,14 @@ def number_uuid(kind, number):
 
 
 class Plan:
-    def __init__(self, seed, db, producer, amount, streams=40, keys=None):
+    def __init__(self, seed, db, producer, amount, streams, keys):
         self.seed, self.db, self.producer, self.amount = seed, db, producer, amount
         self.streams = streams
-        self.keys = keys or max(4, amount // 4)
+        self.keys = keys or amount // 4 + 1
 
     def step(self, number):
         chance = random.Random(f'{self.seed}/{self.db}/{self.producer}/{number}')
-        kind = chance.choices(('messages', 'join', 'timer', 'job', 'inbox'), (76, 8, 6, 2, 8))[0]
+        kind = chance.choices(('messages', 'join', 'timer', 'job', 'inbox'), (74, 8, 6, 3, 9))[0]
         ends = {
             'messages': (('call', 'commit', 'rollback', 'prepare', 'prepare_rollback'), (35, 40, 10, 10, 5)),
             'join': (('call', 'commit'), (70, 30)),

@@ -260,6 +260,33 @@ def a_message_comes_early(history, facts):
                 made['due_at'] = lease.last + 1000
 
 
+@edit('not asked for')
+def a_claim_returns_another_topic(history, facts):
+    call = first((call for call in history.calls if call.op == 'claim' and call.result and not call.args['store']
+                  and call.result[0][1] in facts.messages), 'claim')
+    call.args['topics'] = ['another']
+
+
+@edit('not asked for')
+def a_claim_returns_too_much(history, facts):
+    call = first((call for call in history.calls if call.op == 'claim' and call.result and len(call.result) > 1), 'claim')
+    call.args['batch'] = 1
+
+
+@edit('paused')
+def a_paused_topic_is_handed_out(history, facts):
+    lease = first((several[0] for several in facts.leases.values()
+                   if several[0].tag in facts.messages and several[0].call.op == 'claim'), 'lease')
+    message = facts.messages[lease.tag]
+    new_call(history, lease.call.db, 'pause', {'topic': message.topic, 'namespace': message.namespace}, lease.call.begin - 2000, None)
+
+
+@edit('cancelled')
+def a_cancelled_message_is_done(history, facts):
+    row = plain_rows(history, facts)[0]
+    new_call(history, 'sound', 'cancel', {'tag': row[2]}, row[9] - 2000, True)
+
+
 @edit('broken payload')
 def a_payload_is_cut(history, facts):
     call = first((call for call in history.calls if call.op == 'claim' and call.result), 'claim')
@@ -340,7 +367,7 @@ def try_edits(history, report):
 
 
 class Sabotaged(Run):
-    FEW = {'p': 1, 'w': 2, 'x': 1, 'i': 1}
+    FEW = MANY = {'p': 1, 'w': 2, 'x': 1, 'i': 1}
 
     def __init__(self, options):
         super().__init__(options)
@@ -369,7 +396,7 @@ class Sabotaged(Run):
 
 
 def try_sabotage(options, report):
-    run = Sabotaged({**options, 'patience': 6, 'streams': 3})
+    run = Sabotaged({**options, 'patience': 6, 'streams': 3, 'keys': 5, 'lead': 6})
     run.set_up()
     run.load()
     run.drain()

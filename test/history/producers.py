@@ -1,9 +1,10 @@
 """Those who put something in: messages, joins, timers, runs, received messages."""
 
+import functools
 import json
 import time
 
-from clients import Client, Lost, Refused, age, timestamp
+from clients import Client, Refused, age, timestamp
 from plan import HANDLED, JOINED, BROKEN, RUN, TIMED, TOPICS, Plan, number_uuid, payload
 
 ENQUEUE = """
@@ -30,10 +31,9 @@ class Producer(Client):
 
     def __init__(self, *more, amount, **options):
         super().__init__(*more)
-        self.plan = Plan(options['seed'], self.db, self.slot, amount, options.get('streams', 40))
+        self.plan = Plan(options['seed'], self.db, self.slot, amount, options['streams'], options['keys'])
         self.amount = amount
         self.late = []      # what is to be done in later steps: (step number, function)
-        self.stamp = self.name.rsplit('-', 1)[1]
 
     def round(self):
         if self.board.made(self.slot) >= self.amount:
@@ -77,28 +77,9 @@ class Producer(Client):
             if step.end in ('commit', 'rollback'):
                 self.end(tx, step.end)
                 return
-            self.call('prepare', f"PREPARE TRANSACTION '{tx}'", tx=tx)
+            self.end_in_two(tx, 'commit prepared' if step.end == 'prepare' else 'rollback prepared')
         except Refused:
             self.abandon()
-            return
-        except Lost:
-            # if it was lost in PREPARE there may be one, which somebody must end
-            if not step.end.startswith('prepare'):
-                raise
-        self.end_prepared(tx, 'commit prepared' if step.end == 'prepare' else 'rollback prepared')
-
-    def end_prepared(self, tx, how):
-        while self.connect():
-            try:
-                self.call(how.replace(' ', '_'), f"{how.upper()} '{tx}'", tx=tx)
-                return
-            except Lost:
-                pass
-            except Refused as refused:
-                # 42704: there is none, or it was ended before; 55000: another session is at it
-                if refused.sqlstate == '42704':
-                    return
-                time.sleep(0.01)
 
     # messages
 
@@ -131,7 +112,10 @@ class Producer(Client):
 
         def work(tx):
             for form, messages in calls:
-                self.send(tx, form, messages)
+                sent = self.send(tx, form, messages)
+                if step.chance.random() < 0.02 and sent[0][1] and messages[0]['topic'] in TOPICS:
+                    self.late.append((self.number + step.chance.randrange(1, 5),
+                                      functools.partial(self.cancel, messages[0], sent[0][0])))
             if undone:
                 self.call('savepoint', 'SAVEPOINT s', tx=f'{tx}/s')
                 for form, messages in undone:
@@ -139,6 +123,9 @@ class Producer(Client):
                 self.call('rollback', 'ROLLBACK TO SAVEPOINT s', tx=f'{tx}/s')
 
         self.within(step, work)
+
+    def cancel(self, message, message_id):
+        self.call('cancel', 'SELECT outbox.cancel(%s::uuid)', (message_id,), args={'tag': message['tag']})
 
     # joins
 

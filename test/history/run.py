@@ -24,7 +24,7 @@ from plan import (CLAIMED_TOPICS, FOLLOWS, HANDLED, MAX_ATTEMPTS, NAMESPACES, SH
 from producers import Producer
 from report import Report
 from server import Server
-from workers import InboxWorker, Instance, Patient, Worker
+from workers import InboxWorker, Instance, Patient, Steward, Worker
 
 SETUP = f"""
     CREATE EXTENSION outbox;
@@ -76,9 +76,9 @@ FINAL = {
 }
 
 class Run:
-    # clients of a database: producers, workers, inbox workers, instances
-    MANY = {'p': 4, 'w': 4, 'x': 1, 'i': 2}
-    FEW = {'p': 2, 'w': 2, 'x': 1, 'i': 1}
+    # clients of a database: producers, workers, inbox workers, instances, stewards
+    MANY = {'p': 4, 'w': 4, 'x': 1, 'i': 2, 's': 1}
+    FEW = {'p': 2, 'w': 2, 'x': 1, 'i': 1, 's': 1}
 
     def __init__(self, options):
         self.seed = options['seed']
@@ -108,14 +108,15 @@ class Run:
                                      (topic, namespace, MAX_ATTEMPTS, '1 s' if topic == SHORT else None), db=db)
 
     def makers(self):
-        """The clients of all databases: the first one has twice as much to do as each other."""
-        kinds = {'p': Producer, 'w': Worker, 'x': InboxWorker, 'i': Instance}
+        """The clients of all databases; the first one has several times as much to do as each other."""
+        kinds = {'p': Producer, 'w': Worker, 'x': InboxWorker, 'i': Instance, 's': Steward}
         made = []
         amounts = {}
-        shares = len(self.databases) + 1
+        lead = self.options['lead']
+        shares = len(self.databases) - 1 + lead
         for number, db in enumerate(self.databases):
             few = self.FEW if number else self.MANY
-            share = self.options['messages'] * (1 if number else 2) // shares
+            share = self.options['messages'] * (1 if number else lead) // shares
             for letter, count in few.items():
                 for which in range(count):
                     name = f'{letter}{number}{which}'
@@ -129,7 +130,8 @@ class Run:
 
             def make(name, generation):
                 if kind is Producer:
-                    more.update(amount=amounts[name], seed=self.seed, streams=self.options['streams'])
+                    more.update(amount=amounts[name], seed=self.seed, streams=self.options['streams'],
+                                keys=self.options['keys'])
                 return kind(self.server, self.histories, self.seed, db, name, generation, self.board, **more)
             return make
 
@@ -196,6 +198,7 @@ class Run:
         self.crew.wait('', 30, self.tend)
         self.crew.end()
         self.end_prepared(everybody=True)
+        self.resume_all()
         until = time.monotonic() + self.options['patience']
         waiting = dict(self.keepers)
         cancelled = set()
@@ -219,6 +222,11 @@ class Run:
         for db, keeper in self.keepers.items():
             self.snapshot(db, keeper)
             keeper.lose()
+
+    def resume_all(self):
+        """A steward may have gone before it could."""
+        for db in self.databases:
+            self.server.rows('SELECT outbox.resume_topic(topic, namespace) FROM outbox.topics WHERE paused', db=db)
 
     def left_in(self, db):
         """Whether there is something that a worker could yet get, or that becomes such."""
@@ -248,7 +256,7 @@ class Run:
 
 def parse(arguments):
     options = {'seed': str(random.SystemRandom().randrange(1_000_000)), 'messages': 5000, 'crashes': 3, 'restarts': 1,
-               'kills': 12, 'nuisances': 8, 'databases': 2, 'port': 5433, 'seconds': 0, 'patience': 90, 'streams': 40, 'check': 0}
+               'kills': 12, 'nuisances': 8, 'databases': 2, 'port': 5433, 'seconds': 0, 'patience': 90, 'streams': 40, 'keys': 0, 'lead': 2, 'check': 0}
     for argument in arguments:
         name, _, value = argument.partition('=')
         options[name] = value if name in ('seed', 'bindir', 'folder') else int(value)

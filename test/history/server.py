@@ -57,6 +57,16 @@ class Server:
     def stop(self, mode='immediate'):
         subprocess.run([f'{self.bindir}/pg_ctl', '-D', self.data, '-m', mode, '-w', '-s', 'stop'], check=False)
 
+    def kill(self):
+        """Kill the postmaster with -9, and wait until its processes have noticed."""
+        with open(f'{self.data}/postmaster.pid', encoding='utf-8') as file:
+            postmaster = int(file.readline())
+        pids = [row[0] for row in self.rows('SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()')]
+        self.signal(postmaster, signal.SIGKILL)
+        until = time.monotonic() + 60
+        while any(self.signal(pid, 0) for pid in (postmaster, *pids)) and time.monotonic() < until:
+            time.sleep(0.01)
+
     def connect(self, db='postgres', user='postgres', name='history'):
         connection = psycopg2.connect(host=self.folder, port=self.port, dbname=db, user=user,
                                       application_name=name)

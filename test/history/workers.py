@@ -9,7 +9,7 @@ import time
 import uuid
 
 from clients import Client, Lost, Refused
-from plan import CLAIMED_TOPICS, MAX_ATTEMPTS, SHORT, TOPICS, number_uuid, payload, read_payload
+from plan import CLAIMED_TOPICS, TOPICS, payload, read_payload
 
 CLAIM = """
     SELECT id, payload, attempts, (extract(epoch FROM locked_until) * 1000000)::bigint, message_id
@@ -57,7 +57,10 @@ class Worker(Client):
         taken = self.call('claim', statement, args, tx, args, lambda rows: leases(rows, args['lease']))
         if tx:
             how = chance.choice(('commit', 'rollback'))
-            self.end(tx, how)
+            if chance.random() < 0.2:
+                self.end_in_two(tx, f'{how} prepared')
+            else:
+                self.end(tx, how)
             if how == 'rollback':
                 return []
         return taken or []
@@ -119,7 +122,10 @@ class Worker(Client):
         self.call('work', 'INSERT INTO app.worked SELECT unnest(%s::text[])', ([lease[1] for lease in taken],), tx,
                   {'tags': [lease[1] for lease in taken]})
         self.settle('ack', taken, tx, strict=True)
-        self.end(tx, 'commit')
+        if self.chance.random() < 0.2:
+            self.end_in_two(tx, 'commit prepared')
+        else:
+            self.end(tx, 'commit')
 
     def try_stale(self):
         """Acknowledge what was forgotten: it works only if nobody has taken it since."""
@@ -227,6 +233,50 @@ class Instance(Client):
         for entry in taken + again:
             chance.choices((self.done, self.failed, self.kept, []), (85, 5, 5, 5))[0].append(entry)
         time.sleep(chance.random() * 0.02)
+
+
+class Steward(Client):
+    """Does by hand, and all the time, what workers and operators do now and then."""
+    kind = 'worker'
+    CHORES = {
+        'cleanup': 'SELECT outbox.cleanup()',
+        'run_maintenance': 'SELECT count(*) FROM outbox.run_maintenance()',
+        'maintain': 'CALL outbox.maintain()',
+        'reap': 'SELECT outbox.reap()',
+        'reap_inbox': 'SELECT outbox.reap_inbox()',
+        'reap_timers': 'SELECT outbox.reap_expired_timers()',
+        'reap_runs': 'SELECT outbox.reap_expired_job_runs()',
+        'dispatch': 'SELECT outbox.dispatch_due(10)',
+        'process_waits': 'SELECT outbox.process_join_waits(5)',
+        'reconcile': 'SELECT outbox.reconcile_joins()',
+        'status': 'SELECT count(*) FROM outbox.status()',
+        'explain': 'SELECT count(*) FROM outbox.explain_message((SELECT max(id) FROM outbox.queue))',
+    }
+
+    def round(self):
+        chance = self.chance
+        roll = chance.random()
+        if roll < 0.15:
+            self.pause()
+        elif roll < 0.30:
+            self.requeue()
+        else:
+            chore = chance.choice(sorted(self.CHORES))
+            self.call(chore, self.CHORES[chore])
+        time.sleep(chance.random() * 0.2)
+
+    def pause(self):
+        topic = self.chance.choice(TOPICS)
+        args = {'topic': topic, 'namespace': 'default'}
+        self.call('pause', 'SELECT outbox.pause_topic(%(topic)s, %(namespace)s)', args, args=args)
+        time.sleep(self.chance.random() * 0.4)
+        self.call('resume', 'SELECT outbox.resume_topic(%(topic)s, %(namespace)s)', args, args=args)
+
+    def requeue(self):
+        """What was failed for good gets another chance."""
+        ids = self.call('look', 'SELECT array_agg(id) FROM (SELECT id FROM outbox.dead WHERE failure_reason = 4 LIMIT 3) d')
+        if ids:
+            self.call('requeue', 'SELECT outbox.requeue(%s::bigint[])', (ids,), args={'ids': ids})
 
 
 class Patient(Worker):
