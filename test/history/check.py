@@ -381,7 +381,7 @@ def paused(facts):
             continue
         for begin, end in pauses.get((message.namespace, message.topic), ()):
             for lease in several:
-                if lease.call.begin > begin and lease.last < end and lease.call.client[0] != 'k':
+                if lease.call.begin > begin and lease.call.end < end:
                     yield f'{lease}, {(lease.call.begin - begin) / 1000:.0f} ms after the topic was paused'
 
 

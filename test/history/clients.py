@@ -7,6 +7,7 @@ import time
 from datetime import datetime, timezone
 
 import psycopg2
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from record import ERROR, OK, UNKNOWN, Recorder, now
 
@@ -124,7 +125,7 @@ class Client:
 
     def abandon(self):
         """After an error, whatever the state of the connection."""
-        if self.connection is not None:
+        if self.connection is not None and self.connection.info.transaction_status != TRANSACTION_STATUS_IDLE:
             try:
                 with self.connection.cursor() as cursor:
                     cursor.execute('ROLLBACK')

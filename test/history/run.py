@@ -102,10 +102,17 @@ class Run:
         for db in self.databases:
             self.server.rows(f'CREATE DATABASE {db}')
             self.server.rows(SETUP, db=db)
+            if self.setting('outbox.use_direct', db) == 'off':
+                # then handlers need the rights themselves
+                self.server.rows('GRANT ALL ON ALL TABLES IN SCHEMA outbox TO app', db=db)
             for topic in CLAIMED_TOPICS + (HANDLED,):
                 for namespace in NAMESPACES:
                     self.server.rows('SELECT outbox.configure_topic(%s, %s, max_attempts => %s, retention => %s)',
                                      (topic, namespace, MAX_ATTEMPTS, '1 s' if topic == SHORT else None), db=db)
+
+    def setting(self, name, db):
+        # an extension's setting is known when its library is loaded
+        return self.server.rows("SELECT current_setting(%s) FROM outbox._library() LIMIT 1", (name,), db=db)[0][0]
 
     def makers(self):
         """The clients of all databases; the first one has several times as much to do as each other."""
@@ -206,6 +213,8 @@ class Run:
             for db, keeper in list(waiting.items()):
                 keeper.connect()
                 try:
+                    if self.unattended(db):
+                        keeper.call('maintain', 'CALL outbox.maintain()')
                     if keeper.drain_once():
                         continue
                     if self.left_in(db):
@@ -222,6 +231,10 @@ class Run:
         for db, keeper in self.keepers.items():
             self.snapshot(db, keeper)
             keeper.lose()
+
+    def unattended(self, db):
+        """Without the library preloaded there are no workers."""
+        return 'outbox' not in self.setting('shared_preload_libraries', db)
 
     def resume_all(self):
         """A steward may have gone before it could."""
