@@ -169,3 +169,15 @@ BEGIN READ ONLY;
 SELECT outbox.ack(:a, '{1}');
 ROLLBACK;
 \set VERBOSITY default
+
+-- a claim that finds nothing leaves no index locked whose table is not, even the
+-- first one of a session
+\c -
+BEGIN;
+SELECT count(*) FROM outbox.claim('aaaaaaaa-0000-4000-8000-000000000001', topics => '{nothing}');
+SELECT l.relation::regclass, l.mode
+  FROM pg_locks l
+  JOIN pg_index i ON i.indexrelid = l.relation AND i.indrelid = 'outbox.queue'::regclass
+ WHERE l.pid = pg_backend_pid()
+   AND NOT EXISTS (SELECT FROM pg_locks t WHERE t.pid = l.pid AND t.relation = i.indrelid);
+COMMIT;

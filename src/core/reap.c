@@ -154,7 +154,7 @@ expiry_scan_end(ExpiryScan *scan)
 {
 	index_endscan(scan->scan);
 	ExecDropSingleTupleTableSlot(scan->slot);
-	index_close(scan->index, NoLock);
+	index_close(scan->index, AccessShareLock);
 }
 
 /* Go on to the next entry; false at the end. */

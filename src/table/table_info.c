@@ -76,7 +76,11 @@ outbox_table_info_xact_end(void)
 	stale_contexts = NIL;
 }
 
-/* What has to be known of the indexes, in the info's context. */
+/*
+ * What has to be known of the indexes, in the info's context.  They are locked no
+ * longer than it takes: the lock on the table keeps them, and a lock on an index
+ * that outlives it could deadlock with whoever locks the table first.
+ */
 static void
 describe_indexes(OutboxTableInfo *info, Relation rel)
 {
@@ -95,7 +99,7 @@ describe_indexes(OutboxTableInfo *info, Relation rel)
 		/* one that is just being built concurrently, and wants no rows yet */
 		if (!index->rd_index->indisready)
 		{
-			index_close(index, NoLock);
+			index_close(index, AccessShareLock);
 			continue;
 		}
 		info->index_oids[n] = lfirst_oid(lc);
@@ -104,7 +108,7 @@ describe_indexes(OutboxTableInfo *info, Relation rel)
 									   &info->partial_on[n]);
 		if (info->why_not == NULL)
 			info->why_not = why_not;
-		index_close(index, NoLock);
+		index_close(index, AccessShareLock);
 		n++;
 	}
 	info->nindexes = n;
