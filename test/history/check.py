@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from facts import ABORTED, COMMITTED, DEAD, DONE, DOUBTFUL, Facts
-from plan import FOLLOWS, HANDLED, MAX_ATTEMPTS, SHORT
+from plan import BACKOFF_BASE, FOLLOWS, HANDLED, MAX_ATTEMPTS, SHORT
 from record import ERROR, FOREVER, OK
 
 
@@ -328,6 +328,21 @@ def handed_out_after_its_end(facts):
         for lease in several:
             if lease.first > ended.get(key, FOREVER):
                 yield f'{lease}, {(lease.first - ended[key]) / 1000:.0f} ms after its end'
+
+
+@law
+def retried_too_early(facts):
+    """A message that was handed back comes again when its delay is over, not before."""
+    for key, settles in facts.settles.items():
+        for settle in settles:
+            if settle.op != 'nack' or not settle.sure or settle.call.tx or not key[0] and key[1] in facts.requeued:
+                continue
+            delay = settle.call.args.get('delay')
+            # the backoff, if no delay was asked for, is drawn from half of its base on
+            earliest = settle.begin + 1000 * (BACKOFF_BASE // 2 if delay is None else delay)
+            for lease in facts.leases.get(key, ()):
+                if lease.attempt > settle.attempt and lease.last < earliest:
+                    yield f'{lease} is {(earliest - lease.last) / 1000:.0f} ms too early after {settle.call}'
 
 
 @law
@@ -652,6 +667,8 @@ def unexpected_error(facts):
     """Calls fail only for what was done to them."""
     for call in facts.calls:
         if call.outcome == ERROR and call.result[0] not in EXPECTED:
+            if call.op == 'maintain' and call.result[0] == '55P03':
+                continue    # it met a lock, does not wait for it, and says so
             if call.op in ('commit_prepared', 'rollback_prepared') and call.result[0] in ('42704', '55000'):
                 continue
             yield f'{call}: {" ".join(call.result)}'

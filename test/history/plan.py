@@ -20,6 +20,8 @@ TIMED, RUN, JOINED, BROKEN = 'timed', 'run', 'joined', 'broken'
 CLAIMED_TOPICS = TOPICS + (SHORT, FOLLOWS, TIMED, RUN, JOINED, BROKEN)
 NAMESPACES = ('default', 'other')
 MAX_ATTEMPTS = 12
+RARE = {3: 'job', 6: 'timer', 10: 'inbox', 13: 'join'}
+BACKOFF_BASE = 30       # ms
 NEVER = 99              # so often the handler fails: always
 
 
@@ -57,7 +59,8 @@ class Plan:
 
     def step(self, number):
         chance = random.Random(f'{self.seed}/{self.db}/{self.producer}/{number}')
-        kind = chance.choices(('messages', 'join', 'timer', 'job', 'inbox'), (74, 8, 6, 3, 9))[0]
+        # what is rare comes in every stretch of steps
+        kind = RARE.get(number % 16) or chance.choices(('messages', 'join', 'timer', 'job', 'inbox'), (88, 5, 2, 1, 4))[0]
         ends = {
             'messages': (('call', 'commit', 'rollback', 'prepare', 'prepare_rollback'), (35, 40, 10, 10, 5)),
             'join': (('call', 'commit'), (70, 30)),

@@ -18,6 +18,7 @@ import check
 import record
 from crew import spawn
 from facts import ABORTED, COMMITTED, DONE, Facts
+from plan import Plan
 from record import Call, OK
 from report import Report
 from run import Run, parse
@@ -287,6 +288,13 @@ def a_cancelled_message_is_done(history, facts):
     new_call(history, 'sound', 'cancel', {'tag': row[2]}, row[9] - 2000, True)
 
 
+@edit('retried too early')
+def a_retry_does_not_wait(history, facts):
+    settle = first((settle for key, settles in facts.settles.items() for settle in settles if settle.op == 'nack' and settle.sure
+                    and any(lease.attempt > settle.attempt for lease in facts.leases[key])), 'retry')
+    settle.call.args['delay'] = 60000
+
+
 @edit('broken payload')
 def a_payload_is_cut(history, facts):
     call = first((call for call in history.calls if call.op == 'claim' and call.result), 'claim')
@@ -334,12 +342,12 @@ SABOTAGE = {
         UPDATE outbox.joins SET completed_steps = completed_steps - 1, failed_steps = failed_steps + 1, status = 2
          WHERE status = 1"""),
     'continues_twice': ('continuations', """
-        SELECT outbox.enqueue(topic, payload) FROM outbox.queue WHERE topic = 'joined' LIMIT 1"""),
+        SELECT outbox.enqueue(topic, payload) FROM outbox.messages WHERE topic = 'joined' LIMIT 1"""),
     'forgets_what_was_received': ('inbox once', 'DELETE FROM outbox.message_deduplication'),
     'doubles_timers': ('timers', """
-        SELECT outbox.enqueue(topic, payload) FROM outbox.timer_queue LIMIT 1"""),
+        SELECT outbox.enqueue(topic, payload) FROM outbox.messages WHERE topic = 'timed' LIMIT 1"""),
     'doubles_runs': ('runs', """
-        SELECT outbox.enqueue(topic, payload) FROM outbox.queue WHERE topic = 'run' LIMIT 1"""),
+        SELECT outbox.enqueue(topic, payload) FROM outbox.messages WHERE topic = 'run' LIMIT 1"""),
     'handles_twice': ('handlers', """
         INSERT INTO app.handled SELECT * FROM app.handled LIMIT 1"""),
     'works_twice': ('work with ack', """
@@ -348,10 +356,24 @@ SABOTAGE = {
         UPDATE outbox.queue SET next_attempt_at = clock_timestamp() WHERE id IN (
             SELECT id FROM outbox.queue WHERE status = 0 AND due_time > clock_timestamp() + '300 ms'
              LIMIT 5 FOR UPDATE SKIP LOCKED)"""),
+    'retries_at_once': ('retried too early', """
+        UPDATE outbox.queue SET next_attempt_at = clock_timestamp() WHERE id IN (
+            SELECT id FROM outbox.queue WHERE status = 0 AND retry_count > 0 AND next_attempt_at > clock_timestamp()
+               AND topic LIKE 't_' LIMIT 5 FOR UPDATE SKIP LOCKED)"""),
     'cuts_payloads': ('broken payload', """
         UPDATE outbox.queue SET payload = 'nothing' WHERE id IN (
             SELECT id FROM outbox.queue WHERE status = 0 AND topic LIKE 't_' LIMIT 1 FOR UPDATE SKIP LOCKED)"""),
 }
+
+
+def try_seeds(report):
+    """The same seed makes the same plan, and another seed another."""
+    def planned(seed):
+        plan = Plan(seed, 'db', 'p00', 1000, 40, 0)
+        return [(step.kind, step.end, plan.messages(step)) for step in map(plan.step, range(200))]
+
+    report.say(planned('1') == planned('1'), 'the same seed makes the same plan')
+    report.say(planned('1') != planned('2'), 'another seed makes another plan')
 
 
 def try_edits(history, report):
@@ -392,7 +414,7 @@ class Sabotaged(Run):
                 except psycopg2.OperationalError:
                     if connection.closed:
                         return
-                time.sleep(0.01)
+                time.sleep(0.02)
 
 
 def try_sabotage(options, report):
@@ -420,6 +442,7 @@ def main():
     report = Report()
     sound = try_sabotage(options, report)
     try_edits(sound, report)
+    try_seeds(report)
     return 1 if report.failed else 0
 
 

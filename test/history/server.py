@@ -7,6 +7,8 @@ import time
 
 import psycopg2
 
+from plan import BACKOFF_BASE
+
 SETTINGS = {
     'listen_addresses': '',
     'shared_preload_libraries': 'outbox',
@@ -17,7 +19,7 @@ SETTINGS = {
     'full_page_writes': 'off',
     'max_wal_size': '2GB',
     'restart_after_crash': 'on',
-    'outbox.backoff_base': '30ms',
+    'outbox.backoff_base': f'{BACKOFF_BASE}ms',
     'outbox.backoff_max': '300ms',
     'outbox.max_workers': 4,
 }

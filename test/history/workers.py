@@ -80,8 +80,8 @@ class Worker(Client):
             more = ', lease_seconds => %(lease)s'
         elif op == 'nack':
             more = ", error => 'again'"
-            if chance.random() < 0.3:
-                more += ", delay => '%s ms'" % chance.randrange(300)
+            args['delay'] = chance.randrange(600) if chance.random() < 0.4 else None
+            more += ", delay => %(delay)s * interval '1 ms'"
         elif op == 'fail':
             more = ", error => 'never', reason => 4"
         if op != 'release':
