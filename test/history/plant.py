@@ -357,9 +357,14 @@ SABOTAGE = {
             SELECT id FROM outbox.queue WHERE status = 0 AND due_time > clock_timestamp() + '300 ms'
              LIMIT 5 FOR UPDATE SKIP LOCKED)"""),
     'retries_at_once': ('retried too early', """
-        UPDATE outbox.queue SET next_attempt_at = clock_timestamp() WHERE id IN (
-            SELECT id FROM outbox.queue WHERE status = 0 AND retry_count > 0 AND next_attempt_at > clock_timestamp()
-               AND topic LIKE 't_' LIMIT 5 FOR UPDATE SKIP LOCKED)"""),
+        DO $do$ BEGIN
+            IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'zz_at_once') THEN
+                CREATE FUNCTION app.at_once() RETURNS trigger LANGUAGE plpgsql AS
+                    'BEGIN NEW.next_attempt_at := clock_timestamp(); RETURN NEW; END';
+                CREATE TRIGGER zz_at_once BEFORE UPDATE ON outbox.queue FOR EACH ROW
+                    WHEN (NEW.retry_count > OLD.retry_count) EXECUTE FUNCTION app.at_once();
+            END IF;
+        END $do$"""),
     'cuts_payloads': ('broken payload', """
         UPDATE outbox.queue SET payload = 'nothing' WHERE id IN (
             SELECT id FROM outbox.queue WHERE status = 0 AND topic LIKE 't_' LIMIT 1 FOR UPDATE SKIP LOCKED)"""),
@@ -418,7 +423,8 @@ class Sabotaged(Run):
 
 
 def try_sabotage(options, report):
-    run = Sabotaged({**options, 'patience': 6, 'streams': 3, 'keys': 5, 'lead': 6})
+    # longer than the longest lease that somebody may have left behind
+    run = Sabotaged({**options, 'patience': 14, 'streams': 3, 'keys': 5, 'lead': 6})
     run.set_up()
     run.load()
     run.drain()
