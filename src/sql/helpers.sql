@@ -122,3 +122,16 @@ AS 'MODULE_PATHNAME', 'outbox_loads';
 
 COMMENT ON FUNCTION outbox._loads() IS
     'Notes that this session loads a dump.';
+
+-- _is_own_fault(state)
+--     Is an error with this SQLSTATE the fault of the thing that was tried, a wait or
+--     a timer? If it is the server's, or another session's, who has something locked,
+--     trying again must not count as an attempt.
+CREATE FUNCTION outbox._is_own_fault(state text)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN pg_catalog.left(state, 2)
+       <> ALL ('{08,0A,25,40,53,55,57,58,F0,XX}'::pg_catalog.text[]);
+
+COMMENT ON FUNCTION outbox._is_own_fault(text) IS
+    'Whether an error is the fault of what was tried.';

@@ -33,7 +33,7 @@ BEGIN
                    + outbox.reap_expired_timers() + outbox.reap_expired_job_runs();
         WHEN 'timers' THEN
             IF current_setting('outbox.dispatch_timers')::boolean THEN
-                RETURN outbox.dispatch_due();
+                RETURN (SELECT d.dispatched + d.refused FROM outbox._dispatch_due(NULL) d);
             END IF;
             RETURN 0;
         ELSE

@@ -527,31 +527,35 @@ COMMENT ON FUNCTION outbox._dispatch(integer) IS
 -- _dispatch_singly(limits)
 --     The same with each for itself: what cannot be enqueued goes back, to be tried
 --     again later, with the error. Each takes a subtransaction; see
---     process_join_waits. Returns how many were dispatched.
-CREATE FUNCTION outbox._dispatch_singly(limits integer)
-RETURNS integer
+--     process_join_waits. Returns how many were dispatched, and how many refused.
+CREATE FUNCTION outbox._dispatch_singly(
+    limits         integer,
+    OUT dispatched integer,
+    OUT refused    integer
+)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     owner_token uuid := gen_random_uuid();
     due         outbox.message;
-    dispatched  integer := 0;
-    refused     integer := 0;
 BEGIN
+    dispatched := 0;
+    refused := 0;
     FOR due IN SELECT * FROM outbox.claim_timers(owner_token, 60, limits) LOOP
         BEGIN
             PERFORM outbox.enqueue(due.topic, due.payload, due.correlation_id);
             dispatched := dispatched + outbox.ack_timers(owner_token, ARRAY[due.id]);
         EXCEPTION
-            WHEN insufficient_resources OR operator_intervention OR transaction_rollback THEN
-                RAISE;
             WHEN OTHERS THEN
+                IF NOT outbox._is_own_fault(SQLSTATE) THEN
+                    RAISE;
+                END IF;
                 refused := refused + outbox.abandon_timers(owner_token, ARRAY[due.id], SQLERRM);
         END;
     END LOOP;
     IF dispatched + refused >= limits THEN
-        RETURN dispatched;
+        RETURN;
     END IF;
     FOR due IN
         SELECT * FROM outbox.claim_job_runs(owner_token, 60, limits - dispatched - refused)
@@ -562,46 +566,76 @@ BEGIN
                                                                  'run', due.id));
             dispatched := dispatched + outbox.ack_job_runs(owner_token, ARRAY[due.id]);
         EXCEPTION
-            WHEN insufficient_resources OR operator_intervention OR transaction_rollback THEN
-                RAISE;
             WHEN OTHERS THEN
-                PERFORM outbox.abandon_job_runs(owner_token, ARRAY[due.id], SQLERRM);
+                IF NOT outbox._is_own_fault(SQLSTATE) THEN
+                    RAISE;
+                END IF;
+                refused := refused + outbox.abandon_job_runs(owner_token, ARRAY[due.id], SQLERRM);
         END;
     END LOOP;
-    RETURN dispatched;
 END
 $$;
 
 COMMENT ON FUNCTION outbox._dispatch_singly(integer) IS
     'Dispatches what is due; what cannot be enqueued is tried again later.';
 
+-- _dispatch_due(batch_limit)
+--     What dispatch_due does: how many were dispatched, and how many refused. Who goes
+--     on until nothing is due counts both.
+CREATE FUNCTION outbox._dispatch_due(
+    batch_limit    integer,
+    OUT dispatched integer,
+    OUT refused    integer
+)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    limits  integer := least(coalesce(batch_limit, 1000), 10000);
+    message text;
+BEGIN
+    dispatched := 0;
+    refused := 0;
+    IF outbox._is_loading() THEN
+        RETURN;
+    END IF;
+    BEGIN
+        dispatched := outbox._dispatch(limits);
+        RETURN;
+    EXCEPTION
+        WHEN OTHERS THEN
+            IF NOT outbox._is_own_fault(SQLSTATE) THEN
+                RAISE;
+            END IF;
+            message := SQLERRM;
+    END;
+    SELECT s.dispatched, s.refused INTO dispatched, refused
+      FROM outbox._dispatch_singly(least(limits, 50)) s;
+    RAISE LOG 'outbox: timers and runs could not be dispatched together: %', message
+        USING DETAIL = format('One by one %s were dispatched, and %s refused.',
+                              dispatched, refused),
+              HINT = 'The errors are in outbox.attempts_log.';
+END
+$$;
+
+COMMENT ON FUNCTION outbox._dispatch_due(integer) IS
+    'What dispatch_due does, with the number of those that were refused.';
+
 -- dispatch_due(batch_limit)
 --     Turns timers and runs that are due into messages of the outbox, each in
 --     this transaction. Returns how many. Does nothing while another session loads
 --     a dump.
 --     One that cannot be enqueued, as when a trigger refuses it, does not keep the
---     others: it is tried again after the backoff, and dead after max_attempts.
+--     others: it is tried again after the backoff, and dead after max_attempts. What
+--     is deferred to the commit keeps them all.
 CREATE FUNCTION outbox.dispatch_due(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    limits integer := least(coalesce(dispatch_due.batch_limit, 1000), 10000);
 BEGIN
     PERFORM outbox._check_limit('batch_limit', dispatch_due.batch_limit);
-    IF outbox._is_loading() THEN
-        RETURN 0;
-    END IF;
-    BEGIN
-        RETURN outbox._dispatch(limits);
-    EXCEPTION
-        WHEN insufficient_resources OR operator_intervention OR transaction_rollback THEN
-            RAISE;
-        WHEN OTHERS THEN
-            NULL;
-    END;
-    RETURN outbox._dispatch_singly(least(limits, 50));
+    RETURN (SELECT d.dispatched FROM outbox._dispatch_due(dispatch_due.batch_limit) d);
 END
 $$;
 

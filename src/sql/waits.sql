@@ -476,11 +476,12 @@ AS $$
 BEGIN
     PERFORM outbox._evaluate_wait(owner_token, wait);
 EXCEPTION
-    WHEN insufficient_resources OR operator_intervention OR serialization_failure THEN
-        RAISE;
     WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded THEN
         PERFORM outbox._fail_wait(owner_token, wait.id, SQLERRM);
     WHEN OTHERS THEN
+        IF NOT outbox._is_own_fault(SQLSTATE) THEN
+            RAISE;
+        END IF;
         PERFORM outbox._nack_wait(owner_token, wait.id, SQLERRM);
 END
 $$;

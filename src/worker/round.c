@@ -261,7 +261,8 @@ dispatch_timers(void *arg)
 {
 	if (!outbox_dispatch_timers)
 		return 0;
-	return run_sql("SELECT outbox.dispatch_due(" CppAsString2(DISPATCH_BATCH) ")::bigint");
+	return run_sql("SELECT (dispatched + refused)::bigint FROM outbox._dispatch_due("
+				   CppAsString2(DISPATCH_BATCH) ")");
 }
 
 static int64
