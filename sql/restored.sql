@@ -66,7 +66,7 @@ SELECT setval('outbox.message_id_seq', :last_id - 1) = :last_id - 1;
 SELECT count(outbox.enqueue('re.id', 'two'));
 SELECT outbox.redrive('re.id');
 SELECT setval('outbox.message_id_seq', :last_id - 1) = :last_id - 1;
-SELECT ok, status, detail = format('the next id is %s, but %s is in use', :last_id, :last_id) AS detail, hint LIKE '%setval(''outbox.message_id_seq'', ' || :last_id || ');' AS hint FROM outbox.status() WHERE component = 'ids';
+SELECT ok, status, detail = format('the next id is %s, but %s is in use', :last_id, :last_id) AS detail, hint LIKE '%setval(''outbox.message_id_seq'', greatest(' || :last_id || ', last_value)) FROM outbox.message_id_seq;' AS hint FROM outbox.status() WHERE component = 'ids';
 \set VERBOSITY sqlstate
 SELECT outbox.enqueue('re.id', 'three');
 \set VERBOSITY default
@@ -75,6 +75,20 @@ SELECT outbox.fail(:owner, array_agg(id), 'two') FROM outbox.claim(:owner, topic
 SELECT payload, last_error, id > :last_id AS is_new FROM outbox.dead_letters WHERE topic = 're.id' ORDER BY id;
 SELECT outbox.redrive('re.id');
 SELECT outbox.ack(:owner, array_agg(id)) FROM outbox.claim(:owner, topics => '{re.id}');
+
+-- and many ids after it are taken: a message that dies beside others finds a free one
+SELECT count(outbox.enqueue('re.many', i::text)) FROM generate_series(1, 20) i;
+SELECT min(id) AS first_id FROM outbox.queue WHERE topic = 're.many' \gset
+SELECT outbox.fail(:owner, array_agg(id)) FROM outbox.claim(:owner, topics => '{re.many}', batch_size => 20);
+INSERT INTO outbox.queue SELECT q.* FROM (SELECT * FROM dump LIMIT 1) d, LATERAL jsonb_populate_record(NULL::outbox.queue, to_jsonb(d) || jsonb_build_object('id', :first_id, 'message_id', gen_random_uuid(), 'topic', 're.many', 'payload', 'expired', 'expires_at', now() - interval '1 s', 'status', 0, 'owner_token', NULL, 'locked_until', NULL)) q;
+SELECT setval('outbox.message_id_seq', :first_id) = :first_id;
+SELECT ok FROM outbox.status() WHERE component = 'ids';
+SELECT outbox.reap();
+SELECT count(*), count(DISTINCT id), max(id) FILTER (WHERE payload = 'expired') - min(id) AS places FROM outbox.dead WHERE topic = 're.many';
+SELECT count(outbox.enqueue('re.many', 'good'));
+SELECT payload FROM outbox.claim(:owner, topics => '{re.many}');
+DELETE FROM outbox.queue WHERE topic = 're.many';
+DELETE FROM outbox.dead WHERE topic = 're.many';
 
 -- received messages, and timers
 SELECT outbox.receive('20000000-0000-0000-0000-000000000001', 're.inbox', 'x');

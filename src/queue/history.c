@@ -148,41 +148,88 @@ static const struct
 	{Q_PAYLOAD, H_PAYLOAD},
 };
 
-/* Delete the row that a message has among the dead. */
-static void
+/*
+ * Delete the row that a message has among the dead.  False if it cannot be deleted,
+ * because another transaction has locked it or a user's trigger would not have it.
+ */
+static bool
 forget_dead(OutboxTable *dead, Oid index, Datum key, TupleTableSlot *slot)
 {
 	TransactionId blocker;
 
-	while (outbox_find_row(dead, index, key, slot, &blocker) &&
-		   outbox_table_delete(dead, slot, true, NULL) == OUTBOX_ROW_GONE)
+	while (outbox_find_row(dead, index, key, slot, &blocker))
+	{
 		CHECK_FOR_INTERRUPTS();
+		if (TransactionIdIsValid(blocker))
+			return false;
+		switch (outbox_table_delete(dead, slot, false, &blocker))
+		{
+			case OUTBOX_ROW_OK:
+				return true;
+			case OUTBOX_ROW_GONE:
+				break;
+			default:
+				return false;
+		}
+	}
+	return true;
+}
+
+/*
+ * An id that neither the live table nor the dead have.  The sequence may have been
+ * set back, so that the next ones are taken, too.
+ */
+static int64
+free_id(OutboxHistory *history, OutboxTable *dead, TupleTableSlot *slot)
+{
+	const OutboxStore *store = history->queue->store;
+	TupleTableSlot *live = outbox_table_slot(history->queue);
+	TransactionId blocker;
+	Datum		id;
+
+	/* what is collected has ids, too */
+	flush_all(history);
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		id = Int64GetDatum(nextval_internal(outbox_catalog()->sequence, false));
+	}
+	while (outbox_find_row(dead, store->dead_pkey, id, slot, &blocker) ||
+		   outbox_find_row(history->queue, store->pkey, id, live, &blocker));
+	ExecDropSingleTupleTableSlot(live);
+	return DatumGetInt64(id);
 }
 
 /*
  * A message is about to be written to the dead: nothing there may be in its way.
- * Returns its id, which is a new one if the dead have another message of that id.
+ * *id is its id, and a new one if the dead have another message of that id.  False
+ * if the dead have the message, with an earlier failure, and that row cannot be
+ * replaced: another transaction is doing something with it, for which nobody is to
+ * wait.  Then it stands for this failure, too.
  */
-static int64
-make_way(OutboxTable *dead, const OutboxStore *store, TupleTableSlot *message)
+static bool
+make_way(OutboxHistory *history, OutboxTable *dead, TupleTableSlot *message,
+		 int64 *id)
 {
+	const OutboxStore *store = history->queue->store;
 	Datum		message_id = outbox_row_get(message, Q_MESSAGE_ID);
-	Datum		id = outbox_row_get(message, Q_ID);
 	TupleTableSlot *slot = outbox_table_slot(dead);
 	TransactionId blocker;
+	bool		is_free = true;
 
+	*id = DatumGetInt64(outbox_row_get(message, Q_ID));
 	if (store->kind == OUTBOX_QUEUE)
-		forget_dead(dead, outbox_catalog()->dead_message_id, message_id, slot);
-	if (outbox_find_row(dead, store->dead_pkey, id, slot, &blocker))
+		is_free = forget_dead(dead, outbox_catalog()->dead_message_id, message_id, slot);
+	if (is_free && outbox_find_row(dead, store->dead_pkey, Int64GetDatum(*id), slot, &blocker))
 	{
 		if (outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(slot, H_MESSAGE_ID)),
 							  DatumGetUUIDP(message_id)))
-			forget_dead(dead, store->dead_pkey, id, slot);
+			is_free = forget_dead(dead, store->dead_pkey, Int64GetDatum(*id), slot);
 		else
-			id = Int64GetDatum(nextval_internal(outbox_catalog()->sequence, false));
+			*id = free_id(history, dead, slot);
 	}
 	ExecDropSingleTupleTableSlot(slot);
-	return DatumGetInt64(id);
+	return is_free;
 }
 
 static HeapTuple
@@ -293,9 +340,10 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 	destination = get_destination(history,
 								  history_table(store, outcome->status, &keep,
 												history->now));
-	id = outcome->status == OUTBOX_DEAD ?
-		make_way(&destination->table, store, message) :
-		DatumGetInt64(outbox_row_get(message, Q_ID));
+	id = DatumGetInt64(outbox_row_get(message, Q_ID));
+	if (outcome->status == OUTBOX_DEAD &&
+		!make_way(history, &destination->table, message, &id))
+		return;
 	row = outbox_table_batch_row(&destination->table, destination->nrows);
 	old = MemoryContextSwitchTo(history->context);
 	ExecStoreHeapTuple(make_history_row(row->tts_tupleDescriptor, message, id,

@@ -569,22 +569,32 @@ BEGIN
     RETURN NEXT;
 
     component := 'ids';
-    SELECT s.last_value + s.is_called::integer INTO next_id FROM outbox.message_id_seq s;
+    -- the sequence after the rows, which have their ids from it
     SELECT max(u.id) INTO used_id
-      FROM (SELECT max(q.id) FROM outbox.queue q WHERE q.id >= next_id
+      FROM (SELECT max(q.id) FROM outbox.queue q
             UNION ALL
-            SELECT max(q.id) FROM outbox.inbox_queue q WHERE q.id >= next_id
+            SELECT max(q.id) FROM outbox.inbox_queue q
             UNION ALL
-            SELECT max(q.id) FROM outbox.timer_queue q WHERE q.id >= next_id
+            SELECT max(q.id) FROM outbox.timer_queue q
             UNION ALL
-            SELECT max(q.id) FROM outbox.run_queue q WHERE q.id >= next_id) u(id);
-    ok := used_id IS NULL;
+            SELECT max(q.id) FROM outbox.run_queue q
+            UNION ALL
+            SELECT max(d.id) FROM outbox.dead d
+            UNION ALL
+            SELECT max(d.id) FROM outbox.inbox_dead d
+            UNION ALL
+            SELECT max(d.id) FROM outbox.timer_dead d
+            UNION ALL
+            SELECT max(d.id) FROM outbox.run_dead d) u(id);
+    SELECT s.last_value + s.is_called::integer INTO next_id FROM outbox.message_id_seq s;
+    ok := coalesce(used_id < next_id, true);
     status := CASE WHEN ok THEN 'in order' ELSE 'set back' END;
     detail := CASE WHEN NOT ok THEN
                   format('the next id is %s, but %s is in use', next_id, used_id) END;
     hint := CASE WHEN NOT ok THEN
                 format('New messages can fail with 23505. '
-                       'SELECT setval(''outbox.message_id_seq'', %s);', used_id) END;
+                       'SELECT setval(''outbox.message_id_seq'', greatest(%s, last_value)) '
+                       'FROM outbox.message_id_seq;', used_id) END;
     RETURN NEXT;
 
     component := 'failing messages';

@@ -232,6 +232,9 @@ BEGIN
           FROM outbox.dead d
          WHERE (redrive.namespace IS NULL OR d.namespace = redrive.namespace)
            AND (redrive.topic IS NULL OR d.topic = redrive.topic)
+           -- nor one that a dump has brought back already
+           AND NOT EXISTS (SELECT FROM outbox.queue q WHERE q.id = d.id)
+           AND NOT EXISTS (SELECT FROM outbox.queue q WHERE q.message_id = d.message_id)
          ORDER BY d.id
          LIMIT coalesce(redrive.batch_limit, 10000)
     ));
