@@ -67,6 +67,7 @@ typedef struct Settler
 	OutboxStreamScan streams;
 	CheckedStream checked[CHECKED_STREAMS];
 	OutboxGoneBack gone_back;
+	MemoryContext errors;		/* of the message at hand */
 } Settler;
 
 /* ---------------------------------------------------------------------- */
@@ -200,10 +201,21 @@ errors_so_far(Settler *settler)
 {
 	bool		isnull;
 	Datum		errors = slot_getattr(settler->slot, Q_ERRORS, &isnull);
+	MemoryContext old;
+	const ArrayType *result;
 
-	return outbox_errors_add(isnull ? NULL : DatumGetArrayTypeP(errors),
-							 outbox_queue_counted_attempts(settler->slot),
-							 settler->now, what_was_wrong(settler));
+	/* those of the message before have been written */
+	if (settler->errors == NULL)
+		settler->errors = AllocSetContextCreate(CurrentMemoryContext,
+												"outbox errors of a message",
+												ALLOCSET_SMALL_SIZES);
+	MemoryContextReset(settler->errors);
+	old = MemoryContextSwitchTo(settler->errors);
+	result = outbox_errors_add(isnull ? NULL : DatumGetArrayTypeP(errors),
+							   outbox_queue_counted_attempts(settler->slot),
+							   settler->now, what_was_wrong(settler));
+	MemoryContextSwitchTo(old);
+	return result;
 }
 
 static OutboxRowResult
