@@ -433,9 +433,13 @@ SELECT p.kind,
        coalesce(p.backoff_base, d.backoff_base) AS backoff_base,
        coalesce(p.backoff_max, d.backoff_max) AS backoff_max,
        coalesce(p.backoff_jitter, d.backoff_jitter) AS backoff_jitter,
-       outbox._retention_name(coalesce(p.retention, d.retention)) AS retention,
+       outbox._retention_name(coalesce(p.retention,
+                                       CASE WHEN p.kind = 'inbox' THEN interval '0'
+                                            ELSE d.retention END)) AS retention,
        outbox._retention_name(coalesce(p.dead_retention, d.dead_retention)) AS dead_retention,
-       coalesce(p.check_dedupe_tenant, d.check_dedupe_tenant) AS check_dedupe_tenant
+       CASE WHEN coalesce(p.kind, 'message') = 'message'
+            THEN coalesce(p.check_dedupe_tenant, d.check_dedupe_tenant)
+       END AS check_dedupe_tenant
   FROM outbox._default_policy() d,
        (SELECT t.kind, t.topic, t.namespace, t.paused, t.max_attempts, t.backoff_base,
                t.backoff_max, t.backoff_jitter, t.retention, t.dead_retention,
@@ -457,7 +461,8 @@ COMMENT ON COLUMN outbox.policies.backoff_base IS 'The delay before the first re
 COMMENT ON COLUMN outbox.policies.backoff_max IS 'The longest delay.';
 COMMENT ON COLUMN outbox.policies.backoff_jitter IS
     'Whether the delay is drawn between half and all of it.';
-COMMENT ON COLUMN outbox.policies.retention IS 'How long done messages are kept.';
+COMMENT ON COLUMN outbox.policies.retention IS
+    'How long done messages are kept; received ones are not, unless a policy says so.';
 COMMENT ON COLUMN outbox.policies.dead_retention IS 'How long dead messages are kept.';
 COMMENT ON COLUMN outbox.policies.check_dedupe_tenant IS
     'Whether a tenant''s dedupe keys must begin with the tenant.';

@@ -303,9 +303,9 @@ $node->reload;
 		my $pid;
 		ok(poll(sub { ($pid) = workers_in($dbh, 'postgres') }, 20), 'cancelled now and then: a worker comes');
 		$took = time - $since;
-		poll(sub { count_of($dbh, "pg_stat_activity WHERE pid = $pid AND backend_start < clock_timestamp() - interval '2.5 s'") }, 20);
+		ok(poll(sub { count_of($dbh, "pg_stat_activity WHERE pid = $pid AND backend_start < clock_timestamp() - interval '2.5 s'") }, 20), 'it works for a while');
 		$dbh->do('SELECT pg_cancel_backend(?)', undef, $pid);
-		poll(sub { !grep { $_ == $pid } workers_in($dbh, 'postgres') }, 10);
+		ok(poll(sub { !grep { $_ == $pid } workers_in($dbh, 'postgres') }, 10), 'it ends');
 	}
 	cmp_ok($took, '<', 3.5, 'cancelled now and then: soon');
 	kill 'KILL', $busy;
