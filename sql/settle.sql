@@ -265,3 +265,23 @@ SELECT outbox.release(:a, '{{1}}');
 \set VERBOSITY default
 SELECT outbox.ack(:a, '[-5:-4]={-1,-2}');
 DROP FUNCTION nack_after;
+
+-- leases of the transaction itself are seen, and given back, before it commits
+TRUNCATE outbox.queue;
+SELECT cardinality(outbox.enqueue_many('own', array_fill('p'::text, ARRAY[12]))) AS n;
+SELECT count(outbox.enqueue('own', 'p', stream_id => '51515151-0000-4000-8000-000000000001')) AS n FROM generate_series(1, 3);
+BEGIN;
+SELECT count(*) FROM outbox.claim('aaaaaaaa-0000-4000-8000-000000000001', batch_size => 3);
+SAVEPOINT s;
+SELECT count(*) FROM outbox.claim('aaaaaaaa-0000-4000-8000-000000000001', batch_size => 4);
+SELECT count(*), count(DISTINCT id) FROM outbox.leases;
+ROLLBACK TO s;
+SELECT count(*), count(DISTINCT id) FROM outbox.leases;
+SELECT count(*) FROM outbox.claim('bbbbbbbb-0000-4000-8000-000000000002');
+SELECT count(*), count(DISTINCT id) FROM outbox.leases;
+SELECT outbox.release('aaaaaaaa-0000-4000-8000-000000000001'), outbox.deregister_instance('bbbbbbbb-0000-4000-8000-000000000002');
+SELECT count(*) FROM outbox.leases;
+SELECT count(*) FROM outbox.claim('aaaaaaaa-0000-4000-8000-000000000001');
+COMMIT;
+SELECT outbox.release('aaaaaaaa-0000-4000-8000-000000000001');
+TRUNCATE outbox.queue;

@@ -19,6 +19,7 @@
 #include "core/requeue.h"
 #include "core/settle.h"
 #include "outbox.h"
+#include "queue/lease_walk.h"
 #include "queue/message.h"
 #include "queue/walk.h"
 #include "shmem/lane.h"

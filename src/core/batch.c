@@ -27,6 +27,7 @@
 #include "core/settle.h"
 #include "outbox.h"
 #include "queue/dedupe.h"
+#include "queue/lease_walk.h"
 #include "queue/walk.h"
 #include "shmem/lane.h"
 #include "table/catalog.h"

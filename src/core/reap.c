@@ -22,6 +22,7 @@
 #include "core/reap.h"
 #include "outbox.h"
 #include "queue/history.h"
+#include "queue/lease_walk.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
 #include "queue/stream.h"

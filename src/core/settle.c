@@ -24,6 +24,7 @@
 #include "outbox.h"
 #include "queue/errors.h"
 #include "queue/history.h"
+#include "queue/lease_walk.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
 #include "queue/stream.h"

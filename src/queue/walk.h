@@ -80,12 +80,6 @@ extern void outbox_walk_left(OutboxWalk *walk);
 extern void outbox_walk_passed(OutboxWalk *walk);
 extern void outbox_walk_left_for(OutboxWalk *walk, uint64 token, bool shared);
 
-/* Called at each message of interest; false ends it. */
-typedef bool (*OutboxWalkVisit) (OutboxWalk *walk, void *arg);
-
-extern void outbox_walk_leases(OutboxTable *queue, TimestampTz now,
-							   OutboxScanKind kind, OutboxWalkVisit visit,
-							   void *arg);
 extern void outbox_walk_list(OutboxTable *queue,
 							 const OutboxLaneFilter *filter, bool whole,
 							 OutboxPlace **untracked, int *nuntracked);

@@ -141,8 +141,9 @@ take_orders(OutboxAgenda *agenda, int number, TimestampTz now,
 	}
 	n = outbox_lane_copy_due(lane, scratch, OUTBOX_SCAN_MARKS);
 	scan->nleft = lane->nduemarks - n;
-	n += outbox_lane_copy_pending(lane, &scratch[n],
-								  scan->kind != OUTBOX_SCAN_LEASES);
+	n += outbox_lane_copy_pending(lane, &scratch[n], true);
+	if (scan->kind == OUTBOX_SCAN_LEASES)
+		n += outbox_lane_copy_pending(lane, &scratch[n], false);
 	if (scan->kind == OUTBOX_SCAN_CLAIM)
 	{
 		scan->scan_main = scan->token == 0 && lane->next_due <= now;
@@ -180,6 +181,19 @@ add_range(OutboxLaneScan *scan, OutboxKey lo, OutboxKey hi)
 	copy->record.hi = hi;
 }
 
+/*
+ * Must a scan visit what waits for this transaction?  If that has ended; and the
+ * leases of our own transaction are leases already.
+ */
+static bool
+is_decided(const OutboxLaneScan *scan, FullTransactionId xid)
+{
+	if (!FullTransactionIdIsValid(xid) || outbox_xact_is_over(xid))
+		return true;
+	return scan->kind == OUTBOX_SCAN_LEASES &&
+		TransactionIdIsCurrentTransactionId(XidFromFullTransactionId(xid));
+}
+
 /* Keep what is to be visited of what was copied, and what we have noted. */
 static void
 keep_orders(OutboxLaneScan *scan, TimestampTz now, int n)
@@ -198,9 +212,7 @@ keep_orders(OutboxLaneScan *scan, TimestampTz now, int n)
 	scan->marks = palloc_array(OutboxMarkCopy, n + nown);
 	for (int i = 0; i < n; i++)
 	{
-		FullTransactionId xid = scratch[i].record.xid;
-
-		if (!FullTransactionIdIsValid(xid) || outbox_xact_is_over(xid))
+		if (is_decided(scan, scratch[i].record.xid))
 			scan->marks[scan->nmarks++] = scratch[i];
 		else if (scan->called)
 			found_recorded(scan, &scratch[i].record);

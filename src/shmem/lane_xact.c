@@ -360,6 +360,22 @@ outbox_lane_note_claim(Oid relid, const OutboxPlace *place, uint64 token,
 	claims[nclaims++] = OUTBOX_MAKE(Claim, relid, *place, token, xid, nmessages);
 }
 
+/* Read the lanes in which it has claimed, one a call, perhaps several times. */
+bool
+outbox_lane_next_claimed_place(Oid relid, int *next, OutboxPlace *place)
+{
+	while (*next < nclaims)
+	{
+		const Claim *claim = &claims[(*next)++];
+
+		if (claim->relid != relid)
+			continue;
+		*place = claim->place;
+		return true;
+	}
+	return false;
+}
+
 /* ---------------------------------------------------------------------- */
 /* Watches                                                                */
 /* ---------------------------------------------------------------------- */

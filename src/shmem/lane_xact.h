@@ -24,6 +24,8 @@ extern void outbox_lane_note_moved(Oid relid, const OutboxPlace *place,
 								   OutboxKey key);
 extern void outbox_lane_note_claim(Oid relid, const OutboxPlace *place,
 								   uint64 token, int nmessages);
+extern bool outbox_lane_next_claimed_place(Oid relid, int *next,
+										   OutboxPlace *place);
 extern void outbox_lane_note_doubtful(Oid relid);
 
 extern bool outbox_lane_has_moved(Oid relid);

@@ -1,0 +1,21 @@
+/*
+ * lease_walk.h
+ *	  Visiting the leases of a table.
+ */
+#ifndef OUTBOX_LEASE_WALK_H
+#define OUTBOX_LEASE_WALK_H
+
+#include "postgres.h"
+
+#include "queue/walk.h"
+#include "shmem/lane.h"
+#include "table/table.h"
+
+/* Called at each message of interest; false ends it. */
+typedef bool (*OutboxWalkVisit) (OutboxWalk *walk, void *arg);
+
+extern void outbox_walk_leases(OutboxTable *queue, TimestampTz now,
+							   OutboxScanKind kind, OutboxWalkVisit visit,
+							   void *arg);
+
+#endif							/* OUTBOX_LEASE_WALK_H */
