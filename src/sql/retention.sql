@@ -730,6 +730,11 @@ BEGIN
             removed := outbox._purge_joins(join_setting, batch_limit,
                                            _cleanup_part.join_retention IS NOT NULL);
         ELSE
+            -- whoever calls _cleanup_step names the table
+            IF part IS NULL OR part <> ALL (outbox._cleanup_parts()) THEN
+                RAISE EXCEPTION 'there is no part "%" of cleanup', part
+                    USING ERRCODE = 'invalid_parameter_value';
+            END IF;
             removed := outbox._purge_history(
                 format('outbox.%I', part)::regclass,
                 CASE WHEN part LIKE '%!_dead' ESCAPE '!' THEN dead_setting ELSE done_setting END,
