@@ -9,7 +9,7 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.contr
 # These bring a server of their own: they install the packages they need, work
 # in a temporary directory, and leave nothing else behind. (But cassert keeps
 # what it has built in a cache folder.)
-PRIVATE_TARGETS = demo check nightly bench soak history versions cassert memory coverage model
+PRIVATE_TARGETS = demo check nightly bench soak history sqlsmith versions cassert memory coverage model
 # These need no server at all.
 PLAIN_TARGETS = help dist
 
@@ -39,6 +39,7 @@ else
 ## make cassert        all tests on servers with assertions and sanitizers
 ## make memory         the regression tests under valgrind
 ## make history        load, crashes, and a check of what clients were told
+## make sqlsmith       random queries over all functions, views and tables
 ## make bench          the benchmark, beside other queues
 ## make soak           a billion messages a day for twice 20 minutes, checked
 ## make installcheck   the regression and isolation tests on your server
