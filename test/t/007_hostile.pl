@@ -71,7 +71,7 @@ my %sane = (
 	receptor_name => "'r'", perspective_name => "'p'", last_message_id => "'00000000-0000-4000-8000-000000000004'",
 	handler_name => "'h'", handler => "'public.handle(outbox.message)'", due_time => 'now()', timer_id => "'00000000-0000-4000-8000-000000000005'", id => 'held.ids[1]', attempt => 'held.attempts[1]', reason => 4,
 	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', 'payloads jsonb' => "'[1]'", 'on_complete_payload json' => "'1'", 'on_complete_payload jsonb' => "'1'", message => "'1'", instances => "'{00000000-0000-0000-0000-000000000000}'", kind => "'worker'", setting => "'max_attempts'", relation => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'",
-	store => "'eu'", connection => "'service=eu'", routing_key => "'00000000-0000-4000-8000-000000000006'", key => "'00000000-0000-4000-8000-000000000006'", rule => "'store:eu'");
+	store => "'eu'", 'store regclass' => "'outbox.queue'", 'value anyelement' => "'x'::text", 'value integer' => 1, 'value interval' => "'1 s'", 'setting interval' => "'1 d'", connection => "'service=eu'", routing_key => "'00000000-0000-4000-8000-000000000006'", key => "'00000000-0000-4000-8000-000000000006'", rule => "'store:eu'");
 # ---------------------------------------------------------------------------
 # Calls
 # ---------------------------------------------------------------------------
@@ -119,12 +119,11 @@ Q
 	return;
 }
 
-# A call: some arguments are what they are, others sane. The answer is an
-# SQLSTATE.
-sub call
+# The arguments of a call, as it spells them: some are what they are, others sane.
+sub arguments
 {
 	my ($function, %given) = @_;
-	my (@arguments, $text);
+	my @arguments;
 
 	for my $i (0 .. $#{ $function->{names} })
 	{
@@ -133,10 +132,17 @@ sub call
 
 		# most have defaults
 		next if !defined $given{$name} && (!defined $value || $i >= $function->{required} && $function->{name} !~ /^_/);
-		push @arguments, "$name => ($value)::$type";
+		push @arguments, "$name => ($value)" . ($type =~ /^any/ ? '' : "::$type");
 	}
-	$text = "SELECT count(*) FROM (SELECT array_agg(id) AS ids, array_agg(attempts) AS attempts FROM outbox.queue WHERE topic = 'held') held,"
-	  . " LATERAL outbox.$function->{name}(" . join(', ', @arguments) . ') called';
+	return join ', ', @arguments;
+}
+
+# A call; the answer is an SQLSTATE.
+sub call
+{
+	my ($function, %given) = @_;
+	my $text = "SELECT count(*) FROM (SELECT array_agg(id) AS ids, array_agg(attempts) AS attempts FROM outbox.queue WHERE topic = 'held') held,"
+	  . " LATERAL outbox.$function->{name}(" . arguments($function, %given) . ') called';
 	my $state = sqlstate($dbh, $text);
 	my $complaint;
 
@@ -279,6 +285,259 @@ for my $encoding (qw(LATIN1 SQL_ASCII))
 	is_state($dbh, 'SELECT outbox.enqueue(repeat(chr(228), 255), chr(228))', '', "$encoding: 255 characters") if $encoding eq 'LATIN1';
 	$dbh->disconnect;
 }
+
+# ---------------------------------------------------------------------------
+# Roles
+# ---------------------------------------------------------------------------
+
+# A stranger was granted nothing, a visitor may use the schema, the others are what
+# grant_* makes of them. What is not theirs is 42501, whatever the arguments are;
+# what is theirs never is. No call changes what is not for its role, or what somebody
+# else has leased, or gives away a payload that is not its caller's.
+my $somebody = owner(7);
+my $secret = 'for no other eyes';
+
+$node->safe_psql('postgres', 'CREATE DATABASE calm');
+$node->safe_psql('calm', 'CREATE EXTENSION outbox');
+open_database('calm');
+$dbh->do("SELECT outbox.enqueue_many('theirs', array_fill('$secret'::text, ARRAY[4]), headers => '{\"h\": \"$secret\"}')");
+$dbh->do("SELECT outbox.claim('$somebody', 86400, topics => '{theirs}')");
+$dbh->do("SELECT outbox.receive(gen_random_uuid(), 'theirs', '$secret') FROM generate_series(1, 2)");
+$dbh->do("SELECT outbox.claim_inbox('$somebody', 86400, handler_names => '{theirs}')");
+$dbh->do("SELECT outbox.schedule_timer('theirs', '$secret', now() - interval '1 s')");
+$dbh->do("SELECT outbox.claim_timers('$somebody', 86400)");
+my @relations = map { $_->[0] } $dbh->selectall_array("SELECT relname FROM pg_class WHERE relnamespace = 'outbox'::regnamespace AND relkind IN ('r', 'p', 'v') AND NOT relispartition ORDER BY relname");
+my %is_view = map { $_->[0] => 1 } $dbh->selectall_array("SELECT relname FROM pg_class WHERE relnamespace = 'outbox'::regnamespace AND relkind = 'v'");
+my @kept = map { $_->[0] } $dbh->selectall_array("SELECT relname FROM pg_class WHERE relnamespace = 'outbox'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition ORDER BY relname");
+$dbh->do(sprintf <<'Q', join(' UNION ALL ', map { "SELECT '$_', md5(coalesce(string_agg(t::text, ' ' ORDER BY t::text), '')) FROM outbox.$_ t" } @kept));
+CREATE FUNCTION public.state_of() RETURNS TABLE (what text, state text) LANGUAGE sql SECURITY DEFINER AS $$
+    %s
+    UNION ALL SELECT 'what is theirs', md5(string_agg(q::text, ' ' ORDER BY id)) FROM outbox.queue q WHERE owner_token = '00000000-0000-4000-8000-000000000007'
+    UNION ALL SELECT 'what is theirs of the inbox', md5(string_agg(q::text, ' ' ORDER BY id)) FROM outbox.inbox_queue q WHERE owner_token = '00000000-0000-4000-8000-000000000007'
+    UNION ALL SELECT 'what is theirs of timers', md5(string_agg(q::text, ' ' ORDER BY id)) FROM outbox.timer_queue q WHERE owner_token = '00000000-0000-4000-8000-000000000007'
+    UNION ALL SELECT 'rights', md5(string_agg(acl::text, ' ' ORDER BY acl::text))
+      FROM (SELECT oid::text || proacl::text FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace
+            UNION ALL SELECT oid::text || relacl::text FROM pg_class WHERE relnamespace = 'outbox'::regnamespace
+            UNION ALL SELECT nspacl::text FROM pg_namespace WHERE nspname = 'outbox'
+            UNION ALL SELECT rolname || rolsuper || rolcreaterole FROM pg_authid
+            UNION ALL SELECT roleid || ' ' || member FROM pg_auth_members) rights(acl)
+$$
+Q
+my @everything = @{ $dbh->selectall_arrayref(<<'Q', { Slice => {} }) };
+SELECT p.oid, p.oid::regprocedure::text AS signature, p.proname AS name, p.prokind AS kind, p.proisstrict AS strict, p.prorettype = 'trigger'::regtype AS trigger, p.pronargs - p.pronargdefaults AS required,
+       array_remove(array_agg(a.name ORDER BY a.i), NULL) AS names, array_remove(array_agg(format_type(a.type, NULL) ORDER BY a.i), NULL) AS types
+  FROM pg_proc p LEFT JOIN LATERAL unnest(p.proargnames, p.proargtypes::oid[]) WITH ORDINALITY a(name, type, i) ON i <= p.pronargs
+ WHERE p.pronamespace = 'outbox'::regnamespace
+ GROUP BY p.oid ORDER BY p.oid::regprocedure::text
+Q
+my ($held_ids, $held_attempts) = $dbh->selectrow_array("SELECT array_agg(id)::text, array_agg(attempts)::text FROM outbox.queue WHERE topic = 'held'");
+
+# Which tables a call of the role may change.
+my %may_change = (
+	stranger => qr/^$/,
+	visitor => qr/^$/,
+	monitor => qr/^$/,
+	producer => qr/^(queue|dedupe|joins|join_\w+|timer_queue|timer_dead)$/,
+	worker => qr/^(queue|archive|dead|dedupe|joins|join_\w+|handlers|inbox_\w+|timer_\w+|run_\w+|instances|message_deduplication|receptor_processing|perspective_checkpoints|attempt_errors|\w*errors)$/,
+	admin => qr/^(?!what is theirs|rights)/);
+# What is theirs, but not all of it.
+my %may_refuse = (worker => qr/^(process_work_batch|register_handler|unregister_handler)$/, admin => qr/^(process_work_batch|register_handler|unregister_handler|_start_handlers)$/);
+
+for my $role (qw(stranger visitor monitor producer worker admin))
+{
+	my $started = time;
+	my ($n, @wrong, %seen) = (0);
+
+	$dbh->do("CREATE ROLE $role LOGIN");
+	$dbh->do("GRANT USAGE ON SCHEMA outbox TO visitor") if $role eq 'visitor';
+	$dbh->do("SELECT outbox.grant_$role('$role')") if $role !~ /stranger|visitor/;
+	my $as = connect_to($node, db => 'calm', user => $role, settings => ["SET statement_timeout = '60s'"]);
+	my %before = map { @$_ } $as->selectall_array('SELECT * FROM public.state_of()');
+	my %may_call = map { @$_ } $dbh->selectall_array("SELECT oid, has_schema_privilege(?, 'outbox', 'USAGE') AND has_function_privilege(?, oid, 'EXECUTE') FROM pg_proc WHERE pronamespace = 'outbox'::regnamespace", undef, $role, $role);
+
+	$as->do('BEGIN');
+	for my $function (@everything)
+	{
+		for my $round (0 .. ($may_call{ $function->{oid} } ? 6 : 1) * ($ncalls < 50_000 ? 1 : 8))
+		{
+			my %given;
+
+			for my $i (0 .. $#{ $function->{names} })
+			{
+				my ($name, $type) = ($function->{names}[$i], $function->{types}[$i]);
+				# a function that is not called for a null is not asked for either
+				my @values = grep { !/00000\b/ && !($function->{strict} && /NULL/) && !($type =~ /^any/ && $_ eq 'NULL') } values_for($name, $type);
+
+				$given{$name} = $values[ rand @values ] if $round && rand() < 0.4;
+				$given{$name} //= $values[-1] if $i < $function->{required} && !defined($sane{"$name $type"} // $sane{$name});
+			}
+			my $arguments = arguments($function, %given) =~ s/held\.ids/('$held_ids'::bigint[])/gr =~ s/held\.attempts/('$held_attempts'::integer[])/gr;
+			my $call = "outbox.$function->{name}($arguments)";
+			$call = $function->{kind} eq 'p' ? "CALL $call" : $function->{trigger} ? "SELECT $call" : "SELECT string_agg(c::text, ' ') FROM $call c";
+
+			$as->do('SAVEPOINT s');
+			my $answer = eval { $function->{kind} eq 'p' ? $as->do($call) : value($as, $call) };
+			my $state = $@ ? $as->state : '';
+			my $about = substr($call, 0, 300);
+
+			$n++;
+			$seen{ $state || 'success' }++;
+			if (!$may_call{ $function->{oid} })
+			{
+				# the arguments come before the rights
+				push @wrong, "$state instead of 42501: $about"
+				  if $state ne '42501' && ($state eq '' || sqlstate($dbh, 'SELECT ' . $arguments =~ s/\w+ => //gr) eq '');
+			}
+			elsif ($state eq '42501')
+			{
+				push @wrong, "42501: " . ($as->errstr =~ s/\n.*//sr) . ": $about" if $function->{name} !~ ($may_refuse{$role} // qr/^$/);
+			}
+			elsif ($state ne '' && $as->ping <= 0) { die "the server has crashed: $about" }
+			elsif ($state =~ /^XX/) { push @wrong, "$state: " . ($as->errstr =~ s/\n.*//sr) . ": $about" }
+			push @wrong, "a payload is given away: $about" if $role ne 'admin' && index($answer // '', $secret) >= 0;
+			if ($state eq '')
+			{
+				my %after = map { @$_ } $as->selectall_array('SELECT * FROM public.state_of()');
+				push @wrong, map { "$_ has changed: $about" } grep { $after{$_} ne $before{$_} && $_ !~ $may_change{$role} } sort keys %after;
+			}
+			$as->do('ROLLBACK TO s');
+		}
+	}
+	# all tables are written by calls only, and read only as far as payloads are not in them
+	for my $relation (@relations)
+	{
+		my ($column) = map { $_->[0] } $dbh->selectall_array("SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = ?::regclass AND attnum = 1", undef, "outbox.$relation");
+		for my $statement ("INSERT INTO outbox.$relation DEFAULT VALUES", "UPDATE outbox.$relation SET $column = NULL", "DELETE FROM outbox.$relation", "TRUNCATE outbox.$relation", "LOCK outbox.$relation IN ACCESS EXCLUSIVE MODE")
+		{
+			$as->do('SAVEPOINT s');
+			my $state = sqlstate($as, $statement);
+			push @wrong, "$state instead of 42501: $statement" if $state ne '42501' && !($state =~ /^(55000|42809)$/ && $is_view{$relation});
+			$as->do('ROLLBACK TO s');
+			$n++;
+		}
+		$as->do('SAVEPOINT s');
+		my $rows = eval { value($as, "SELECT string_agg(r::text, ' ') FROM outbox.$relation r") };
+		push @wrong, "a payload is given away: $relation" if $role ne 'admin' && index($rows // '', $secret) >= 0;
+		push @wrong, "$relation can be read" if defined $rows && $role !~ /admin|monitor/;
+		$as->do('ROLLBACK TO s');
+		$n++;
+	}
+	$as->do('ROLLBACK');
+	is(join("\n", @wrong), '', "role $role, seed $seed");
+	note(sprintf 'role %s: %d calls in %.1f s; %s', $role, $n, time - $started, join ', ', map { "$_: $seen{$_}" } sort keys %seen);
+	$as->disconnect;
+	$made += $n;
+}
+
+# ---------------------------------------------------------------------------
+# The sections of process_work_batch
+# ---------------------------------------------------------------------------
+
+# Whatever is in a section, the answer is a success or 22023, which says where.
+my %fields = (
+	outbox_completions => [qw(message_id status)], outbox_failures => [qw(message_id completed_status error reason)],
+	receptor_completions => [qw(message_id event_id receptor_name status)], receptor_failures => [qw(message_id receptor_name error)],
+	perspective_completions => [qw(stream_id perspective_name last_message_id last_event_id status)], perspective_failures => [qw(stream_id perspective_name error)],
+	new_outbox_messages => [qw(topic destination payload correlation_id due_time namespace tenant_id dedupe_key stream_id headers expires_at message_id)],
+	new_inbox_messages => [qw(message_id handler_name payload source stream_id headers)],
+	renew_outbox_lease_ids => []);
+$fields{"inbox_$_"} = $fields{"outbox_$_"} for qw(completions failures);
+$fields{renew_inbox_lease_ids} = [];
+my %fitting = (
+	(map { $_ => '"00000000-0000-4000-8000-000000000009"' } qw(message_id event_id stream_id last_message_id last_event_id)), tenant_id => '"00000000-0000-4000-8000-000000000001"', dedupe_key => '"00000000-0000-4000-8000-000000000001/k"',
+	(map { $_ => 4 } qw(status completed_status reason)), due_time => '"2026-01-01"', expires_at => '"2096-01-01"', headers => '{"a": 1}');
+my @odd = ('null', 'true', 'false', 0, 1, -1, '1.5', '-0.0', '1e3', '1e-300', '1e400', '1e100000', 32767, 32768, 2147483647, 2147483648, -2147483649, '9' x 400,
+	'""', '" "', '"x"', '"\u00fc"', '"\ud834\udd1e"', '"\u0001\n\t"', '"%s%n"', '"\'; --"', '"' . 'x' x 255 . '"', '"' . 'x' x 256 . '"', '"' . '\u00fc' x 255 . '"', '"' . '\ud834\udd1e' x 256 . '"', '"' . 'x' x 300_000 . '"',
+	'"00000000-0000-0000-0000-000000000000"', '"{00000000-0000-4000-8000-000000000009}"', '"FFFFFFFF-ffff-ffff-ffff-ffffffffffff"', '"00000000-0000-4000-8000-00000000000"',
+	'"infinity"', '"-infinity"', '"now"', '"294277-01-01"', '"4714-01-01 BC"', '"allballs"', '"2026-02-30"', '"2026-01-01 00:00:00+99"',
+	'{}', '[]', '{"": null}', '[null]', '[[]]', '{"message_id": "00000000-0000-4000-8000-000000000009"}', '[' x 3000 . ']' x 3000, '{"a":' x 3000 . '1' . '}' x 3000);
+
+sub any_of { return $_[ rand @_ ] }
+
+# As users may spell it, or not.
+sub spelling
+{
+	my $name = shift;
+
+	return $name if rand() < 0.8;
+	return any_of(join('', map { ucfirst } split /_/, $name), lcfirst join('', map { ucfirst } split /_/, $name), uc $name, "_$name", "$name ", "${name}_");
+}
+
+sub odd_entry
+{
+	my $section = shift;
+	my @names = @{ $fields{$section} };
+	my @pairs;
+
+	return any_of(@odd, '"00000000-0000-4000-8000-000000000009"') if !@names || rand() < 0.1;
+	for my $name (@names)
+	{
+		next if rand() < 0.05;
+		push @pairs, sprintf '"%s": %s', spelling($name), rand() < 0.93 ? $fitting{$name} // '"x"' : any_of(@odd);
+		push @pairs, sprintf '"%s": %s', spelling($name), any_of(@odd) if rand() < 0.05;
+	}
+	push @pairs, '"' . any_of('', 'unknown', 'status', 'x' x 10_000) . '": ' . any_of(@odd) if rand() < 0.05;
+	return '{' . join(', ', @pairs) . '}';
+}
+
+sub odd_section
+{
+	my $section = shift;
+
+	return any_of(@odd) if rand() < 0.05;
+	return '[' . join(', ', map { odd_entry($section) } 1 .. any_of(0, 1, 1, 1, 2, 5)) . ']';
+}
+
+{
+	my $started = time;
+	my $rounds = 2000 * $ncalls / 10_000;
+	my @sections = sort keys %fields;
+	my $signature = 'outbox.process_work_batch(?, \'s\', \'h\', 1, ';
+	my (@wrong, %seen);
+	my @heaps = ((map { [ $_, "'[' || repeat('null, ', 200000) || 'null]'" ], [ $_, "'[' || repeat('{}, ', 200000) || '{}]'" ], [ $_, "'[' || repeat('\"00000000-0000-4000-8000-000000000009\", ', 50000) || '\"x\"]'" ] } @sections),
+		[ 'outbox_completions', "(SELECT jsonb_agg('{\"message_id\": \"00000000-0000-4000-8000-000000000009\", \"status\": 4}'::jsonb) FROM generate_series(1, 50000))" ],
+		[ 'renew_outbox_lease_ids', "(SELECT jsonb_agg(gen_random_uuid()) FROM generate_series(1, 50000))" ],
+		[ 'outbox_failures', "jsonb_build_array(jsonb_build_object('message_id', gen_random_uuid(), 'error', repeat('e', 20000000)))" ]);
+
+	open_connection();
+	$dbh->do('BEGIN');
+	for my $i (1 .. $rounds + @heaps)
+	{
+		my %given;
+
+		if ($i <= @heaps) { $given{ $heaps[ $i - 1 ][0] } = "($heaps[$i - 1][1])::jsonb" }
+		else { $given{$_} = $dbh->quote(odd_section($_)) . '::jsonb' for map { any_of(@sections) } 1 .. any_of(1, 1, 1, 2, 4) }
+		$given{metadata} = $dbh->quote(any_of(@odd)) . '::jsonb' if rand() < 0.05;
+		# what is no jsonb is nobody's fault
+		for my $name (keys %given)
+		{
+			$dbh->do('SAVEPOINT s');
+			delete $given{$name} if sqlstate($dbh, "SELECT $given{$name}") ne '';
+			$dbh->do('ROLLBACK TO s');
+		}
+		my $call = $signature . join(', ', map { "$_ => $given{$_}" } sort keys %given) . ')';
+		$call =~ s/, \)$/)/;
+		my $state = sqlstate($dbh, "SELECT count(*) FROM $call", owner(5));
+		my $about = join ' ', map { "$_ => " . substr($given{$_}, 0, 500) } sort keys %given;
+
+		$seen{ $state || 'success' }++;
+		$made++;
+		if ($state eq '22023')
+		{
+			push @wrong, 'it does not say where: ' . $dbh->errstr . ": $about" unless grep { $dbh->errstr =~ /\b\Q$_\E\b/ } keys %given;
+		}
+		elsif ($state ne '' && $state ne '23505') { push @wrong, "$state: " . ($dbh->errstr =~ s/\n.*//sr) . ": $about" }
+		die "the server has crashed: $about" if $state ne '' && $dbh->ping <= 0;
+		$dbh->do('ROLLBACK TO s');
+	}
+	$dbh->do('ROLLBACK');
+	is(join("\n", @wrong), '', "sections of process_work_batch: a success, or an error that says where, seed $seed");
+	cmp_ok($seen{success} // 0, '>', $rounds / 20, 'some of it is taken');
+	note(sprintf 'sections: %d calls in %.1f s; %s', $rounds + @heaps, time - $started, join ', ', map { "$_: $seen{$_}" } sort keys %seen);
+}
+$dbh->do('DROP EXTENSION outbox CASCADE');
+$dbh->do('CREATE EXTENSION outbox');
+$dbh->disconnect;
 note(join ', ', map { "$_: $states{$_}" } sort keys %states);
 cmp_ok($made, '>=', $ncalls, "$ncalls calls");
 
@@ -286,8 +545,6 @@ cmp_ok($made, '>=', $ncalls, "$ncalls calls");
 # Circumstances
 # ---------------------------------------------------------------------------
 
-$node->safe_psql('postgres', 'CREATE DATABASE calm');
-$node->safe_psql('calm', 'CREATE EXTENSION outbox');
 $dbh = connect_to($node, db => 'calm');
 my $owner = "'" . owner(1) . "'";
 my @writers = ("enqueue('t', 'p')", "enqueue('t', '{}'::jsonb)", "try_enqueue('t', 'p')", "enqueue_many('t', '{p}')", "enqueue_batch('[{\"topic\": \"t\", \"payload\": \"p\"}]')",
@@ -389,6 +646,178 @@ is(count_of($dbh, "outbox.claim('" . owner(2) . "')"), 13, 'or 19, and 6');
 $dbh->do('COMMIT');
 is(count_of($dbh, "outbox.queue WHERE status = 1"), 19, 'and so it is in the end');
 $dbh->do("SELECT outbox.ack(owner_token, array_agg(id)) FROM outbox.leases GROUP BY owner_token");
+
+# --- cursors, fetched in parts
+{
+	my $leased = sub { count_of($dbh, "outbox.queue WHERE status = 1") };
+	my $fetch = sub { scalar @{ $dbh->selectall_arrayref("$_[0] c") } };
+	my $other = "'" . owner(2) . "'";
+	my $declare = "CURSOR FOR SELECT id FROM outbox.claim($owner, batch_size => 10, topics => '{cur}')";
+
+	$dbh->do("SELECT outbox.enqueue_many('cur', array_fill('p'::text, ARRAY[30]))");
+	$dbh->do($_) for 'BEGIN', "DECLARE c $declare";
+	is($leased->(), 0, 'a cursor that was not fetched from has claimed nothing');
+	is($fetch->('FETCH 1 FROM'), 1, 'one row');
+	is($leased->(), 10, 'and all of the batch is leased');
+	is(value($dbh, "SELECT outbox.ack($owner, ARRAY[min(id), max(id)]) FROM outbox.queue WHERE status = 1"), 2, 'other calls between two fetches: ack');
+	is(count_of($dbh, "outbox.claim($other, batch_size => 5, topics => '{cur}')"), 5, 'another claim');
+	is(value($dbh, "SELECT outbox.enqueue('cur', 'more') IS NOT NULL"), 1, 'an enqueue');
+	is($fetch->('FETCH 4 FROM'), 4, 'the next ones');
+	is(value($dbh, "SELECT outbox.release($owner)"), 8, 'and a release');
+	is($fetch->('FETCH ALL FROM'), 5, 'what the claim has returned does not change');
+	is($fetch->('FETCH 1 FROM'), 0, 'nor is more claimed at its end');
+	$dbh->do($_) for 'CLOSE c', 'COMMIT';
+	is($leased->(), 5, 'committed');
+	$dbh->do("SELECT outbox.release($other)");
+
+	$dbh->do($_) for 'BEGIN', "DECLARE c SCROLL $declare";
+	is($fetch->('FETCH 3 FROM'), 3, 'back and forth');
+	is($fetch->('FETCH BACKWARD 2 FROM'), 2, 'back');
+	is($fetch->('FETCH ALL FROM'), 9, 'forth');
+	$dbh->do('COMMIT');
+	is($leased->(), 10, 'leased once');
+	is(value($dbh, "SELECT count(*) FROM outbox.queue WHERE status = 1 AND attempts - waived = 1"), 10, 'in one attempt');
+	$dbh->do("SELECT outbox.release($owner)");
+
+	$dbh->do($_) for 'BEGIN', 'DECLARE c ' . $declare =~ s/FOR/WITH HOLD FOR/r;
+	is($fetch->('FETCH 2 FROM'), 2, 'held');
+	$dbh->do('COMMIT');
+	is($leased->(), 10, 'a held cursor: leased');
+	is($fetch->('FETCH ALL FROM'), 8, 'and read when the transaction is over');
+	$dbh->do('CLOSE c');
+	$dbh->do("SELECT outbox.release($owner)");
+
+	$dbh->do($_) for 'BEGIN', "DECLARE c $declare", 'SAVEPOINT s';
+	is($fetch->('FETCH 2 FROM'), 2, 'first fetched in a savepoint');
+	$dbh->do('ROLLBACK TO s');
+	is($leased->(), 0, 'which is undone: nothing is leased');
+	$dbh->do('SAVEPOINT s');
+	my @rest = map { $_->[0] } $dbh->selectall_array('FETCH ALL FROM c');
+	is(scalar @rest, 8, 'though the cursor, which the server does not undo, goes on');
+	is_state($dbh, "SELECT outbox.ack($owner, '{" . join(',', @rest) . "}', strict => true)", '55000', 'but what it says is nobody\'s');
+	$dbh->do('ROLLBACK TO s');
+	$dbh->do("DECLARE d $declare");
+	is(scalar @{ $dbh->selectall_arrayref('FETCH 2 FROM d') }, 2, 'another cursor');
+	$dbh->do('ROLLBACK');
+	is($leased->(), 0, 'rolled back');
+	is(count_of($dbh, "outbox.claim($other, batch_size => 100, topics => '{cur}')"), 29, 'and all can be claimed');
+	$dbh->do("SELECT outbox.ack($other, ARRAY(SELECT id FROM outbox.queue))");
+}
+
+# --- claims that are not read to their end, or are written where a value goes
+{
+	my $leased = sub { my $n = count_of($dbh, "outbox.queue WHERE status = 1"); $dbh->do("SELECT outbox.release($owner)"); $n };
+	my $claim = "outbox.claim($owner, batch_size => 10, topics => '{part}')";
+
+	$dbh->do("SELECT outbox.enqueue_many('part', array_fill('p'::text, ARRAY[40]))");
+	for (["SELECT id FROM $claim LIMIT 1", 1, 10], ["SELECT $claim LIMIT 1", 1, 10], ["SELECT id FROM $claim OFFSET 8", 2, 10], ["SELECT id FROM $claim WHERE false", 0, 0],
+		["SELECT id FROM $claim WHERE id < 0", 0, 10], ["SELECT $claim", 10, 10], ["SELECT 1 WHERE EXISTS (SELECT FROM $claim)", 1, 10], ["SELECT i, $claim FROM generate_series(1, 3) i", 30, 30],
+		["SELECT c.id FROM generate_series(1, 2) i, LATERAL outbox.claim($owner, batch_size => i, topics => '{part}') c", 3, 3], ["WITH c AS (SELECT * FROM $claim) SELECT * FROM c x, c y", 100, 10],
+		["WITH c AS MATERIALIZED (SELECT * FROM $claim) SELECT 1", 1, 0], ["SELECT ARRAY(SELECT id FROM $claim)", 1, 10], ["SELECT unnest(ARRAY(SELECT id FROM $claim))", 10, 10],
+		["SELECT id FROM $claim ORDER BY random() LIMIT 3", 3, 10], ["SELECT generate_series(1, 12), $claim", 12, 10], ["SELECT count(*) FROM ROWS FROM ($claim, generate_series(1, 3)) x", 1, 10],
+		["VALUES ((SELECT id FROM $claim LIMIT 1))", 1, 10], ["SELECT CASE WHEN false THEN (SELECT id FROM $claim LIMIT 1) END", 1, 0])
+	{
+		my ($query, $rows, $leases) = @$_;
+		is(scalar @{ $dbh->selectall_arrayref($query) }, $rows, "rows of $query");
+		is($leased->(), $leases, 'and leases');
+	}
+	$dbh->do("SELECT outbox.ack($owner, array_agg(id)) FROM outbox.claim($owner, batch_size => 100)");
+}
+
+# --- generic plans, and plans that are older than the tables
+{
+	my $enqueue = 'EXECUTE enq(%s)';
+	my %seen;
+
+	$dbh->do($_) for 'SET plan_cache_mode = force_generic_plan',
+	  'PREPARE enq(text, text, uuid, text) AS SELECT outbox.enqueue($1, $2, stream_id => $3, dedupe_key => $4)',
+	  'PREPARE cla(uuid, int, text[]) AS SELECT id, payload, attempts FROM outbox.claim($1, batch_size => $2, topics => $3) ORDER BY id',
+	  'PREPARE ack(uuid, bigint[]) AS SELECT outbox.ack($1, $2)', 'PREPARE nac(uuid, bigint[], interval) AS SELECT outbox.nack($1, $2, delay => $3)',
+	  'PREPARE ren(uuid, bigint[], int) AS SELECT outbox.renew($1, $2, $3)', 'PREPARE rel(uuid) AS SELECT outbox.release($1)',
+	  'PREPARE wor(uuid, jsonb) AS SELECT count(*) FROM outbox.process_work_batch($1, \'s\', \'h\', 1, outbox_completions => $2, batch_size => 1)',
+	  'PREPARE mes(text) AS SELECT count(*) FROM outbox.messages WHERE topic = $1';
+	for my $change ('SELECT 1', 'ALTER TABLE outbox.queue ADD COLUMN more int', 'CREATE INDEX more ON outbox.queue (topic) WHERE false', 'ALTER TABLE outbox.queue DROP COLUMN more', 'VACUUM FULL outbox.queue',
+		'SELECT 1', 'DROP EXTENSION outbox CASCADE; CREATE EXTENSION outbox')
+	{
+		for my $round (1 .. 3)
+		{
+			my $topic = "plan$round";
+			my @own = (owner(1), owner(2));
+
+			$dbh->do("EXECUTE enq('$topic', '$_', NULL, '$_')") for 1 .. 4;
+			$dbh->do("EXECUTE enq('$topic', '4', NULL, '4')");
+			$dbh->do("EXECUTE enq('$topic', '$_', '$own[0]', NULL)") for 5, 6;
+			my @first = $dbh->selectall_array("EXECUTE cla('$own[0]', 2, '{$topic}')");
+			my @rest = $dbh->selectall_array("EXECUTE cla('$own[1]', 10, '{$topic}')");
+			is(join(' ', map { $_->[1] } @first, @rest), '1 2 3 4 5 6', "generic plans: claims, $change");
+			is(value($dbh, "EXECUTE ren('$own[0]', '{$first[0][0],$rest[0][0]}', 60)"), 1, 'renew');
+			is(value($dbh, "EXECUTE ack('$own[0]', '{$first[0][0],$rest[0][0]}')"), 1, 'ack');
+			is(value($dbh, "EXECUTE nac('$own[0]', '{$first[1][0]}', '0')"), 1, 'nack');
+			is(value($dbh, "EXECUTE rel('$own[1]')"), 4, 'release');
+			is(value($dbh, "EXECUTE mes('$topic')"), 6, 'messages');
+			is(value($dbh, "EXECUTE wor('$own[1]', '[]')"), 1, 'a round trip');
+			$dbh->do('DELETE FROM outbox.queue');
+			$dbh->do('DELETE FROM outbox.archive');
+			$dbh->do('DELETE FROM outbox.dedupe');
+		}
+		$dbh->do($_) for split /; /, $change;
+	}
+	is(count_of($dbh, "pg_prepared_statements WHERE generic_plans > 0"), 8, 'all of them have had generic plans');
+	$dbh->do($_) for 'DEALLOCATE ALL', 'RESET plan_cache_mode';
+}
+
+# --- called from wherever an expression can be
+{
+	$dbh->do($_) for split /;\n/, <<'Q';
+CREATE FUNCTION in_sql(t text) RETURNS uuid LANGUAGE sql AS 'SELECT outbox.enqueue(t, ''sql'')';
+CREATE FUNCTION in_body(t text) RETURNS uuid LANGUAGE sql RETURN outbox.enqueue(t, 'body');
+CREATE FUNCTION in_plpgsql(t text) RETURNS uuid LANGUAGE plpgsql AS 'DECLARE m uuid := outbox.enqueue(t, ''declared''); BEGIN m := outbox.enqueue(t, ''assigned''); PERFORM outbox.enqueue(t, ''performed''); IF outbox.enqueue(t, ''if'') IS NULL THEN RETURN NULL; END IF; EXECUTE ''SELECT outbox.enqueue($1, $2)'' INTO m USING t, ''executed''; RETURN outbox.enqueue(t, ''returned''); END';
+CREATE PROCEDURE in_procedure(t text) LANGUAGE plpgsql AS 'BEGIN PERFORM outbox.enqueue(t, ''before''); COMMIT; PERFORM outbox.enqueue(t, ''undone''); ROLLBACK; PERFORM outbox.enqueue(t, ''after''); END';
+CREATE TABLE defaulted (i int, m uuid DEFAULT outbox.enqueue('where', 'default'), CHECK (outbox.enqueue('where', 'check') IS NOT NULL));
+CREATE DOMAIN checked AS int CHECK (outbox.enqueue('where', 'domain') IS NOT NULL);
+CREATE TABLE looked (i int);
+CREATE VIEW viewed AS SELECT outbox.enqueue('where', 'view') AS m;
+CREATE RULE also AS ON INSERT TO looked DO ALSO SELECT outbox.enqueue('where', 'rule');
+CREATE FUNCTION tell_all() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM outbox.enqueue(''where'', ''trigger '' || count(*)) FROM added; RETURN NULL; END';
+CREATE TRIGGER tell_all AFTER INSERT ON looked REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION tell_all();
+CREATE FUNCTION tell_late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM outbox.enqueue(''where'', ''deferred''); RETURN NULL; END';
+CREATE CONSTRAINT TRIGGER tell_late AFTER INSERT ON defaulted DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION tell_late()
+Q
+	my $told = sub {
+		my $told = value($dbh, "SELECT coalesce(string_agg(payload, ', ' ORDER BY payload COLLATE \"C\"), '') FROM outbox.queue");
+		is(count_of($dbh, "outbox.claim($owner, batch_size => 100)"), count_of($dbh, 'outbox.queue'), 'all of it can be claimed');
+		$dbh->do('DELETE FROM outbox.queue');
+		return $told;
+	};
+	for (["SELECT in_sql('where'), in_body('where')", 'body, sql'],
+		["SELECT in_plpgsql('where')", 'assigned, declared, executed, if, performed, returned'],
+		["CALL in_procedure('where')", 'after, before'],
+		["INSERT INTO defaulted SELECT generate_series(1, 2)", 'check, check, default, default, deferred, deferred'],
+		["INSERT INTO defaulted VALUES (1), (1 / (SELECT 0))", '', '22012'],
+		["SELECT 1::checked", 'domain'], ["SELECT * FROM viewed", 'view'],
+		["INSERT INTO looked VALUES (1), (2)", 'rule, rule, trigger 2'],
+		["DO 'BEGIN PERFORM outbox.enqueue(''where'', ''do''); END'", 'do'],
+		["DO 'BEGIN PERFORM outbox.enqueue(''where'', ''do''); COMMIT; PERFORM outbox.enqueue(''where'', ''more''); RAISE ''no''; END'", 'do', 'P0001'],
+		["WITH x AS (DELETE FROM looked RETURNING outbox.enqueue('where', 'returning')) SELECT count(*) FROM x", 'returning, returning'],
+		["SELECT count(outbox.enqueue('where', i::text)) FILTER (WHERE i > 2) FROM generate_series(1, 4) i", '3, 4'],
+		["SELECT i FROM generate_series(1, 3) i ORDER BY outbox.enqueue('where', i::text)", '1, 2, 3'],
+		["CREATE TABLE made AS SELECT outbox.enqueue('where', 'made') AS m", 'made'],
+		["CREATE MATERIALIZED VIEW seen AS SELECT outbox.enqueue('where', 'seen') AS m", 'seen'], ["REFRESH MATERIALIZED VIEW seen", 'seen'],
+		["COPY (SELECT outbox.enqueue('where', 'copied')) TO '/dev/null'", 'copied'],
+		["EXPLAIN SELECT outbox.enqueue('where', 'explained')", ''], ["EXPLAIN ANALYZE SELECT outbox.enqueue('where', 'analyzed')", 'analyzed'],
+		["CREATE INDEX ON looked (outbox.enqueue('where', i::text))", '', '42P17'],
+		["ALTER TABLE looked ADD COLUMN g uuid GENERATED ALWAYS AS (outbox.enqueue('where', 'generated')) STORED", '', '42P17'],
+		["ALTER TABLE made ADD COLUMN more uuid DEFAULT outbox.enqueue('where', 'rewritten')", 'rewritten'])
+	{
+		my ($statement, $told_of, $state) = @$_;
+		is_state($dbh, $statement, $state // '', "where: $statement");
+		is($told->(), $told_of, 'what was enqueued');
+	}
+	# and a claim in a loop that works, commits, and goes on
+	$dbh->do("SELECT outbox.enqueue_many('loop', array_fill('p'::text, ARRAY[25]))");
+	$dbh->do("DO \$\$ DECLARE m record; BEGIN LOOP FOR m IN SELECT * FROM outbox.claim($owner, batch_size => 10, topics => '{loop}') LOOP PERFORM outbox.ack($owner, ARRAY[m.id], strict => true); COMMIT; END LOOP; EXIT WHEN NOT FOUND; END LOOP; END \$\$");
+	is(count_of($dbh, "outbox.messages WHERE topic = 'loop' AND status = 2 AND attempts = 1"), 25, 'a loop over claims that commits in the middle');
+}
 
 # --- in a trigger
 $dbh->do(<<'Q');
