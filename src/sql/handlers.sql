@@ -111,7 +111,7 @@ CREATE FUNCTION outbox._handler_problems(
     OUT problem   text
 )
 RETURNS SETOF record
-LANGUAGE c STABLE PARALLEL RESTRICTED
+LANGUAGE c STABLE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_handler_problems';
 
 COMMENT ON FUNCTION outbox._handler_problems() IS
