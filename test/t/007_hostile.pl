@@ -400,7 +400,7 @@ for my $role (qw(stranger visitor monitor producer worker admin))
 				my %after = map { @$_ } $as->selectall_array('SELECT * FROM public.state_of()');
 				push @wrong, map { "$_ has changed: $about" } grep { $after{$_} ne $before{$_} && $_ !~ $may_change{$role} } sort keys %after;
 			}
-			$as->do('ROLLBACK TO s');
+			$as->do($_) for 'ROLLBACK TO s', 'RELEASE s';
 		}
 	}
 	# all tables are written by calls only, and read only as far as payloads are not in them
@@ -412,14 +412,14 @@ for my $role (qw(stranger visitor monitor producer worker admin))
 			$as->do('SAVEPOINT s');
 			my $state = sqlstate($as, $statement);
 			push @wrong, "$state instead of 42501: $statement" if $state ne '42501' && !($state =~ /^(55000|42809)$/ && $is_view{$relation});
-			$as->do('ROLLBACK TO s');
+			$as->do($_) for 'ROLLBACK TO s', 'RELEASE s';
 			$n++;
 		}
 		$as->do('SAVEPOINT s');
 		my $rows = eval { value($as, "SELECT string_agg(r::text, ' ') FROM outbox.$relation r") };
 		push @wrong, "a payload is given away: $relation" if $role ne 'admin' && index($rows // '', $secret) >= 0;
 		push @wrong, "$relation can be read" if defined $rows && $role !~ /admin|monitor/;
-		$as->do('ROLLBACK TO s');
+		$as->do($_) for 'ROLLBACK TO s', 'RELEASE s';
 		$n++;
 	}
 	$as->do('ROLLBACK');
@@ -513,10 +513,11 @@ sub odd_section
 		{
 			$dbh->do('SAVEPOINT s');
 			delete $given{$name} if sqlstate($dbh, "SELECT $given{$name}") ne '';
-			$dbh->do('ROLLBACK TO s');
+			$dbh->do($_) for 'ROLLBACK TO s', 'RELEASE s';
 		}
 		my $call = $signature . join(', ', map { "$_ => $given{$_}" } sort keys %given) . ')';
 		$call =~ s/, \)$/)/;
+		$dbh->do('SAVEPOINT s');
 		my $state = sqlstate($dbh, "SELECT count(*) FROM $call", owner(5));
 		my $about = join ' ', map { "$_ => " . substr($given{$_}, 0, 500) } sort keys %given;
 
@@ -528,7 +529,7 @@ sub odd_section
 		}
 		elsif ($state ne '' && $state ne '23505') { push @wrong, "$state: " . ($dbh->errstr =~ s/\n.*//sr) . ": $about" }
 		die "the server has crashed: $about" if $state ne '' && $dbh->ping <= 0;
-		$dbh->do('ROLLBACK TO s');
+		$dbh->do($_) for 'ROLLBACK TO s', 'RELEASE s';
 	}
 	$dbh->do('ROLLBACK');
 	is(join("\n", @wrong), '', "sections of process_work_batch: a success, or an error that says where, seed $seed");
