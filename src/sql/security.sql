@@ -80,7 +80,7 @@ AS $$
                '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
                '_waiting_claims', '_default_policy', '_retention_name', '_start_handlers',
                '_maintenance_parts', '_maintenance_step', '_maintenance_failed',
-               '_cleanup_parts', '_cleanup_step')
+               '_cleanup_parts', '_cleanup_step', '_dispatch_due')
            END
     UNION ALL
     -- to write a handler, or to keep messages in variables

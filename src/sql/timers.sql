@@ -587,7 +587,7 @@ CREATE FUNCTION outbox._dispatch_due(
     OUT dispatched integer,
     OUT refused    integer
 )
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
