@@ -19,6 +19,7 @@
 #include "api/args.h"
 #include "compat.h"
 #include "outbox.h"
+#include "util/hash.h"
 
 /* Longest list, so that what is made of it can be allocated. */
 #define MAX_LIST 10000000
@@ -195,15 +196,6 @@ outbox_arg_list(FunctionCallInfo fcinfo, int arg, const char *name,
 		outbox_arg_array(fcinfo, arg, name, type, values, isnull, n);
 }
 
-static int
-cmp_id(const void *a, const void *b)
-{
-	int64		ia = *(const int64 *) a;
-	int64		ib = *(const int64 *) b;
-
-	return ia < ib ? -1 : ia > ib;
-}
-
 /* A list of ids, of which a null is an empty one: in order, and each once. */
 int64 *
 outbox_arg_ids(FunctionCallInfo fcinfo, int arg, const char *name, int *n)
@@ -221,7 +213,7 @@ outbox_arg_ids(FunctionCallInfo fcinfo, int arg, const char *name, int *n)
 		if (!isnull[i])
 			ids[nids++] = DatumGetInt64(values[i]);
 	}
-	qsort(ids, nids, sizeof(int64), cmp_id);
+	qsort(ids, nids, sizeof(int64), outbox_int64_cmp);
 	*n = 0;
 	for (int i = 0; i < nids; i++)
 	{

@@ -265,15 +265,6 @@ outbox_policy_topic_is_paused(OutboxStoreKind kind, int64 topic_key)
 	return false;
 }
 
-static int
-cmp_keys(const void *a, const void *b)
-{
-	int64		x = *(const int64 *) a;
-	int64		y = *(const int64 *) b;
-
-	return x < y ? -1 : x > y;
-}
-
 /* All topics of a live table that are paused. */
 void
 outbox_policy_paused(OutboxStoreKind kind, OutboxTopicKeys *topics)
@@ -296,5 +287,5 @@ outbox_policy_paused(OutboxStoreKind kind, OutboxTopicKeys *topics)
 		}
 	}
 	Assert(topics->n == npaused[kind]);
-	qsort(topics->keys, topics->n, sizeof(int64), cmp_keys);
+	qsort(topics->keys, topics->n, sizeof(int64), outbox_int64_cmp);
 }

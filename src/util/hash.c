@@ -213,25 +213,22 @@ outbox_dedupe_digest(const text *namespace, const text *topic,
 	memcpy(digest->data, sha, UUID_LEN);
 }
 
+/* The order of ids and keys, for qsort() and bsearch(). */
+int
+outbox_int64_cmp(const void *a, const void *b)
+{
+	int64		x = *(const int64 *) a;
+	int64		y = *(const int64 *) b;
+
+	return x < y ? -1 : x > y;
+}
+
 /* Is this one of the topics? */
 bool
 outbox_topic_keys_have(const OutboxTopicKeys *topics, int64 key)
 {
-	int			lo = 0;
-	int			hi = topics->n;
-
-	while (lo < hi)
-	{
-		int			mid = lo + (hi - lo) / 2;
-
-		if (topics->keys[mid] == key)
-			return true;
-		if (topics->keys[mid] < key)
-			lo = mid + 1;
-		else
-			hi = mid;
-	}
-	return false;
+	return bsearch(&key, topics->keys, topics->n, sizeof(int64),
+				   outbox_int64_cmp) != NULL;
 }
 
 /* Does a place pass a filter? */

@@ -78,6 +78,7 @@ typedef struct OutboxTopicKeys
 	int			n;
 } OutboxTopicKeys;
 
+extern int	outbox_int64_cmp(const void *a, const void *b);
 extern bool outbox_topic_keys_have(const OutboxTopicKeys *topics, int64 key);
 extern bool outbox_place_wanted(const OutboxLaneFilter *filter,
 								const OutboxPlace *place);
