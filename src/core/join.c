@@ -565,7 +565,7 @@ outbox_join_wake_wait(const pg_uuid_t *message_id)
 }
 
 /*
- * Some of these messages may have been waits: nobody waits any more.  A row
+ * Some of these messages may have been waits, which have ended, too.  A row
  * that another transaction has locked, or deletes with its join, is left to a
  * doubt: as long as it is there, the join is not purged.
  */
@@ -653,7 +653,7 @@ outbox_join_count(const OutboxEndedList *ended)
 }
 
 /*
- * A step of a join has ended, says somebody: count it there, and in no other
+ * A step of a join is reported to have ended: count it there, and in no other
  * join.  False if it is not attached to the join.
  */
 bool

@@ -204,8 +204,8 @@ free_id(OutboxHistory *history, OutboxTable *dead, TupleTableSlot *slot)
  * A message is about to be written to the dead: nothing there may be in its way.
  * *id is its id, and a new one if the dead have another message of that id.  False
  * if the dead have the message, with an earlier failure, and that row cannot be
- * replaced: another transaction is doing something with it, for which nobody is to
- * wait.  Then it stands for this failure, too.
+ * replaced: another transaction is doing something with it, which is not
+ * waited for.  Then it stands for this failure, too.
  */
 static bool
 make_way(OutboxHistory *history, OutboxTable *dead, TupleTableSlot *message,

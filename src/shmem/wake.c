@@ -56,7 +56,7 @@
 /* A claim that does not keep the time sleeps for so long at most. */
 #define NAP_MS 5000
 
-/* Upkeep that somebody wants is done so much later, and no more often. */
+/* Upkeep that is wanted is done so much later, and no more often. */
 #define UPKEEP_DELAY_MS 2000
 
 /* What the end of this transaction may be of interest for. */

@@ -7,8 +7,9 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON TYPE outbox.message, outbox.enqueue_result, outbox.work_item FROM PUBLIC;
 
 -- _close_row_types()
---     Nobody may use the row types of tables and views: a column or a function of such
---     a type would be in the way of dropping the table. For upgrade scripts, too.
+--     Takes the use of row types of tables and views from PUBLIC: a column or a
+--     function of such a type would be in the way of dropping the table. For upgrade
+--     scripts, too.
 CREATE FUNCTION outbox._close_row_types()
 RETURNS void
 LANGUAGE plpgsql VOLATILE
