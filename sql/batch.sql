@@ -27,7 +27,7 @@ SELECT source, message_id, topic, handler_name, payload, headers, stream_id, par
         {"message_id": "00000000-0000-4000-8000-000000000011", "handler_name": "hd", "payload": "again"}]');
 SELECT message_id, handler_name, payload, source, status FROM outbox.inbox;
 SELECT count(*) FROM outbox.message_deduplication;
--- what is leased is not handed out twice, and stays with its instance
+-- what is leased is not handed out again, and stays with its instance
 SELECT count(*) FROM outbox.process_work_batch(:a, 'svc', 'h2', 8);
 SELECT count(*) FROM outbox.process_work_batch(:b, 'svc', 'h1', 9);
 
@@ -38,7 +38,7 @@ SELECT count(*) FROM outbox.process_work_batch(:b, 'svc', 'h1', 9,
     inbox_completions => '[{"message_id": "00000000-0000-4000-8000-000000000011", "status": 2}]');
 SELECT message_id, status, attempts, retry_count FROM outbox.messages WHERE topic = 'b' ORDER BY message_id;
 
--- progress: bits are added; done with 4, or 2 for the inbox; less gives the lease back
+-- progress: bits are added; done with 4, or 2 for the inbox; otherwise the lease is released
 SELECT message_id, status, flags, attempts FROM outbox.process_work_batch(:a, 'svc', 'h2', 8, batch_size => 1,
     outbox_completions => '[{"message_id": "00000000-0000-4000-8000-000000000003", "status": 1}]');
 SELECT message_id, status, progress FROM outbox.messages WHERE message_id = pg_temp.m(3);
@@ -73,16 +73,16 @@ SELECT locked_until > now() + interval '4000 s' AS renewed FROM outbox.messages 
 -- status 0 only releases
 SELECT message_id, attempts, flags FROM outbox.process_work_batch(:a, 'svc', 'h2', 8,
     outbox_completions => '[{"message_id": "00000000-0000-4000-8000-000000000002", "status": 0}]');
--- a silent instance is removed, and what it had goes to who comes next
+-- a silent instance is removed, and another one gets what it had leased
 UPDATE outbox.instances SET last_heartbeat_at = now() - interval '11 minutes' WHERE instance_id = :a;
 SELECT message_id, attempts, flags FROM outbox.process_work_batch(:b, 'svc', 'h1', 9);
 SELECT instance_id FROM outbox.instances;
--- the one that returns has lost its lease, and is welcome
+-- when it returns it has lost its lease, and is registered again
 SELECT count(*) FROM outbox.process_work_batch(:a, 'svc', 'h2', 8,
     outbox_completions => '[{"message_id": "00000000-0000-4000-8000-000000000002", "status": 4}]');
 SELECT status, owner_token FROM outbox.messages WHERE message_id = pg_temp.m(2);
 SELECT count(*) FROM outbox.instances;
--- one that says good-bye
+-- an instance is deregistered
 SELECT outbox.deregister_instance(:b), outbox.deregister_instance(:b);
 SELECT instance_id FROM outbox.instances;
 SELECT status, attempts FROM outbox.messages WHERE message_id = pg_temp.m(2);
@@ -106,7 +106,7 @@ SELECT outbox.ack_inbox(:a, array_agg(id)) FROM outbox.claim_inbox(:a, handler_n
 SELECT message_id, handler_name, status, failure_reason, last_error FROM outbox.inbox ORDER BY message_id;
 SELECT outbox.reap_inbox();
 
--- strict order in a stream, whoever asks; equal times keep their order
+-- strict order in a stream, for any instance; equal times keep their order
 SELECT string_agg(payload, ',' ) FROM outbox.process_work_batch(:a, 'svc', 'h2', 8,
     new_outbox_messages => (SELECT jsonb_agg(jsonb_build_object('topic', 'ord', 'payload', i::text, 'stream_id', pg_temp.s(2)))
                               FROM generate_series(1, 12) i));
@@ -129,7 +129,7 @@ WITH inst AS (SELECT array_agg(md5(i::text)::uuid) AS ids FROM generate_series(1
 SELECT count(*) AS moved_between_those_who_stay
   FROM inst, unnest(ids[1:7]) i, generate_series(0, 999) p
  WHERE outbox._owns_partition(i, ids, p) AND NOT outbox._owns_partition(i, ids[1:7], p);
--- two instances share the streams; none is nobody's, none is both's
+-- two instances share the streams; each stream belongs to exactly one
 SELECT count(*) FROM outbox.process_work_batch(:b, 'svc', 'h1', 9);
 SELECT count(*) FROM (SELECT outbox.enqueue('pt', i::text, stream_id => md5(i::text)::uuid) FROM generate_series(1, 40) i OFFSET 0) x;
 CREATE TEMP TABLE got AS
@@ -138,7 +138,7 @@ CREATE TEMP TABLE got AS
 SELECT count(*), count(DISTINCT message_id), count(*) FILTER (WHERE who = 'a') BETWEEN 10 AND 30 AS shared FROM got;
 SELECT bool_and(partition_number = outbox._partition_number(stream_id)) FROM got;
 SELECT outbox.ack(:a, array_agg(id)) + outbox.ack(:b, array_agg(id)) FROM got;
--- at most so many partitions at a time
+-- a maximum number of partitions at a time
 SELECT outbox.deregister_instance(:b);
 SELECT count(*) FROM (SELECT outbox.enqueue('pt', i::text, stream_id => md5((i % 10)::text)::uuid) FROM generate_series(1, 40) i OFFSET 0) x;
 CREATE TEMP TABLE three AS SELECT * FROM outbox.process_work_batch(:a, 'svc', 'h2', 8, max_partitions_per_instance => 3);
@@ -165,7 +165,7 @@ SELECT outbox.start_perspective(pg_temp.s(1), 'p'), outbox.start_perspective(pg_
 SELECT outbox.complete_perspective(pg_temp.s(3), 'p', pg_temp.m(5)), outbox.fail_perspective(pg_temp.s(1), 'p', 'no');
 SELECT stream_id, last_message_id, status, error FROM outbox.perspective_checkpoints ORDER BY 1;
 
--- wrong shapes: where, and nothing is done
+-- malformed sections: the error says where, and nothing is done
 \set VERBOSITY terse
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, outbox_completions => '{}');
 SELECT outbox.process_work_batch(:a, 's', 'h', 1, outbox_completions => '[1]');
@@ -218,9 +218,17 @@ SELECT count(*) FROM outbox.process_work_batch(:a, 's', 'h', 1, batch_size => 10
 SELECT (SELECT count(*) FROM outbox.messages WHERE topic = 'many' AND status = 2) AS done, (SELECT count(*) FROM outbox.inbox WHERE handler_name = 'many') AS left;
 
 RESET debug_discard_caches;
--- retention of what was seen
+-- retention of the ids of received messages
 SET outbox.deduplication_retention = '1h';
 UPDATE outbox.message_deduplication SET first_seen_at = now() - interval '2 hours' WHERE message_id = pg_temp.m(11);
 SELECT outbox.cleanup() >= 0 AS ok;
 SELECT outbox.receive(pg_temp.m(11), 'hd', 'new again');
+
+-- new messages may have all arguments of enqueue()
+SELECT payload FROM outbox.process_work_batch(:a, 'svc', 'h2', 8, new_outbox_messages => '[
+    {"topic": "b.more", "payload": "first", "dedupe_key": "k", "dedupe_for": "1 day", "priority": 2},
+    {"Topic": "b.more", "Payload": "second", "DedupeKey": "k", "DedupeFor": "1 day", "OnDuplicate": "keep", "Priority": -1}]')
+ WHERE topic = 'b.more';
+SELECT payload, priority, dedupe_key FROM outbox.messages WHERE topic = 'b.more';
+SELECT outbox.process_work_batch(:a, 'svc', 'h2', 8, new_outbox_messages => '[{"topic": "b.more", "payload": "x", "priority": 3}]');
 DELETE FROM outbox.instances;

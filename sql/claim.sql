@@ -25,7 +25,7 @@ BEGIN;
 SELECT outbox.enqueue('cl.own', '4') IS NOT NULL AS ok;
 SELECT count(*) > 0 AS leased, count(DISTINCT owner_token) AS owners FROM outbox.claim();
 ROLLBACK;
--- leased: nobody gets it, not even the owner
+-- leased: no claim gets it, not even the owner's
 SELECT count(*) FROM outbox.claim(:b, topics => '{cl}');
 SELECT count(*) FROM outbox.claim(:a, topics => '{cl}');
 -- rolled back: it is there again, as before
@@ -41,7 +41,7 @@ SELECT payload, attempts FROM outbox.claim(:b, topics => '{cl.rb}');
 COMMIT;
 SELECT attempts, owner_token FROM outbox.messages WHERE topic = 'cl.rb';
 
--- the batch, in order; nothing is no error
+-- the batch, in order; finding nothing is no error
 SELECT cardinality(outbox.enqueue_many('cl.batch', ARRAY(SELECT i::text FROM generate_series(1, 60) i))) AS n;
 SELECT string_agg(payload, ',') FROM outbox.claim(:a, 60, 3, topics => '{cl.batch}');
 SELECT count(*), min(payload::int), max(payload::int) FROM outbox.claim(:a, topics => '{cl.batch}');
@@ -78,7 +78,7 @@ SELECT payload FROM outbox.claim(:a, namespace => 'cl1', topics => '{cl.f,cl.g}'
 SELECT payload FROM outbox.claim(:a, namespace => 'cl1', topics => '{cl.f,cl.g}', tenant_id => :t1);
 SELECT payload FROM outbox.claim(:a, topics => '{cl.f,cl.g}');
 
--- the topic of join waits only for those who name it
+-- the topic of join waits only for claims that name it
 SELECT outbox.enqueue('join.wait', '{}', namespace => 'cl.join') IS NOT NULL AS ok;
 SELECT outbox.enqueue('cl.j', 'p', namespace => 'cl.join') IS NOT NULL AS ok;
 SELECT topic FROM outbox.claim(:a, namespace => 'cl.join');
@@ -89,7 +89,7 @@ SELECT outbox.enqueue('cl.exp', 'p') IS NOT NULL AS ok;
 SELECT attempts FROM outbox.claim(:a, 1, topics => '{cl.exp}');
 SELECT attempts, owner_token FROM outbox.claim(:b, 1, topics => '{cl.exp}', wait_ms => 3000);
 SELECT attempts, owner_token FROM outbox.claim(:a, 1, topics => '{cl.exp}', wait_ms => 3000);
--- at the maximum it fails instead: by the call's, the topic's, the general one
+-- at the maximum it fails instead: that of the call, the topic, or the setting
 SELECT count(*) FROM outbox.claim(:b, topics => '{cl.exp}', wait_ms => 1200, max_attempts => 3);
 SELECT status, attempts, failure_reason, is_processed FROM outbox.messages WHERE topic = 'cl.exp';
 SELECT outbox.configure_topic('cl.max', max_attempts => 1);
@@ -123,7 +123,7 @@ SELECT count(*) FROM outbox.claim(:a, topics => '{cl.wait}', wait_ms => 60000);
 \set VERBOSITY default
 RESET statement_timeout;
 
--- settings stand in for what is not given
+-- settings are used for what is not given
 SET outbox.batch_size = 2;
 SET outbox.lease_seconds = 100;
 SELECT cardinality(outbox.enqueue_many('cl.set', ARRAY['1', '2', '3'])) AS n;

@@ -11,7 +11,7 @@ SELECT message_id = :'m' AS same, namespace, topic, payload, headers, correlatio
 SELECT next_attempt_at = created_at AS due_at_once, updated_at = created_at AS untouched,
        created_at BETWEEN now() - interval '1 minute' AND clock_timestamp() AS now
   FROM outbox.messages WHERE message_id = :'m';
--- version 7, and in the order of their making
+-- version 7, ascending in the order of creation
 SELECT substr(:'m', 15, 1) AS version, substr(:'m', 20, 1) IN ('8', '9', 'a', 'b') AS variant;
 SELECT bool_and(later > earlier) AS in_order, count(DISTINCT later) AS ids
   FROM (SELECT m AS later, lag(m) OVER (ORDER BY i) AS earlier
@@ -51,7 +51,7 @@ SELECT payload FROM outbox.claim(:a, topics => '{enq.due}') ORDER BY id;
 SELECT payload, status, next_attempt_at = due_time AS as_given
   FROM outbox.messages WHERE topic = 'enq.due' ORDER BY id;
 
--- what is refused, and nothing is done
+-- errors, and nothing is done
 \set VERBOSITY sqlstate
 SELECT outbox.enqueue(NULL, 'p');
 SELECT outbox.enqueue('', 'p');
@@ -65,9 +65,39 @@ SELECT outbox.enqueue('enq.bad', 'p', namespace => '');
 SELECT outbox.enqueue('enq.bad', 'p', namespace => NULL);
 SELECT outbox.enqueue('enq.bad', 'p', namespace => repeat('x', 256));
 SELECT outbox.enqueue('enq.bad', 'p', message_id => '33333333-3333-4333-8333-333333333333');
+SELECT outbox.enqueue('enq.bad', 'p', priority => 3);
+SELECT outbox.enqueue('enq.bad', 'p', priority => -3);
+SELECT outbox.enqueue('enq.bad', 'p', priority => 2147483647);
+SELECT outbox.enqueue('enq.bad', 'p', dedupe_key => 'k', dedupe_for => '0');
+SELECT outbox.enqueue('enq.bad', 'p', dedupe_key => 'k', dedupe_for => '-1 s');
+SELECT outbox.enqueue('enq.bad', 'p', dedupe_key => 'k', dedupe_for => '1 month -1 day');
+SELECT outbox.enqueue('enq.bad', 'p', dedupe_key => 'k', dedupe_for => '366 days 1 us');
+SELECT outbox.enqueue('enq.bad', 'p', dedupe_key => 'k', dedupe_for => '178000000 years');
+SELECT outbox.enqueue('enq.bad', 'p', dedupe_key => 'k', on_duplicate => 'Keep');
+SELECT outbox.enqueue('enq.bad', 'p', dedupe_key => 'k', on_duplicate => '');
+SELECT outbox.try_enqueue('enq.bad', '1'::jsonb, on_duplicate => 'replaced');
+SELECT outbox.try_enqueue('enq.bad', '1'::json, priority => 3);
 \set VERBOSITY default
 SELECT outbox.enqueue('', 'p');
+SELECT outbox.enqueue('enq.bad', 'p', priority => 3);
+SELECT outbox.enqueue('enq.bad', 'p', dedupe_for => '367 days');
+SELECT outbox.enqueue('enq.bad', 'p', on_duplicate => 'drop');
 SELECT count(*) FROM outbox.messages WHERE topic = 'enq.bad';
+
+-- what comes after message_id, by position and by name
+SELECT outbox.enqueue('enq.last', 'text', NULL, NULL, 'default', NULL, 'a', NULL, NULL, NULL, NULL, '1 day', 'keep', 2) IS NOT NULL AS ok;
+SELECT outbox.enqueue('enq.last', '"jsonb"'::jsonb, dedupe_for => '366 days', on_duplicate => 'replace', priority => -2) IS NOT NULL AS ok;
+SELECT outbox.enqueue('enq.last', '"json"'::json, dedupe_for => NULL, on_duplicate => NULL, priority => NULL) IS NOT NULL AS ok;
+SELECT enqueued, outcome FROM outbox.try_enqueue('enq.last', 'try', priority => 1, dedupe_key => 'b', on_duplicate => 'debounce');
+SELECT enqueued, outcome FROM outbox.try_enqueue('enq.last', '"try jsonb"'::jsonb, priority => 0, dedupe_key => 'b');
+SELECT enqueued, outcome FROM outbox.try_enqueue('enq.last', '"try json"'::json, priority => -1);
+SELECT outbox.start_join('enq.last', 3) AS j \gset
+SELECT outbox.enqueue_step(:'j', 'enq.last', 'step', priority => 2) IS NOT NULL AS ok;
+SELECT outbox.enqueue_step(:'j', 'enq.last', '"step jsonb"'::jsonb, dedupe_for => '1 h', priority => 1) IS NOT NULL AS ok;
+SELECT outbox.enqueue_step(:'j', 'enq.last', '"step json"'::json, on_duplicate => 'keep', priority => -1) IS NOT NULL AS ok;
+SELECT payload, priority, dedupe_key FROM outbox.messages WHERE topic = 'enq.last' ORDER BY id;
+-- a row of priority 0 costs nothing
+SELECT count(priority) AS set, count(*) FROM outbox.queue WHERE topic = 'enq.last';
 
 -- a message_id that is finished is taken, too
 SELECT outbox.enqueue('enq.id', 'p', message_id => '44444444-4444-4444-8444-444444444444');
@@ -168,4 +198,15 @@ SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "due_time": "
 SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "due_time": 7}]');
 SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "stream_id": "1234"}]');
 SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "namespace": ""}]');
+SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "priority": "high"}]');
+SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "priority": 3}]');
+SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "dedupe_for": "for ever"}]');
+SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "dedupe_for": 7}]');
+SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "dedupe_for": "-1 s"}]');
+SELECT outbox.enqueue_batch('[{"topic": "enq.bad", "payload": "x", "onDuplicate": "drop"}]');
+SELECT ordinal, enqueued, outcome FROM outbox.enqueue_batch('[
+    {"topic": "enq.last", "payload": "batch", "priority": 2, "dedupe_key": "c", "dedupe_for": "1 hour", "on_duplicate": "replace"},
+    {"topic": "enq.last", "payload": "batch", "Priority": -2, "dedupeFor": null, "onDuplicate": null, "dedupe_key": "c"},
+    {"topic": "enq.last", "payload": "batch", "priority": null}]');
+SELECT payload, priority FROM outbox.messages WHERE topic = 'enq.last' AND payload = 'batch' ORDER BY id;
 SELECT count(*) FROM outbox.messages WHERE topic = 'enq.bad';

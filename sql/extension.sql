@@ -29,14 +29,14 @@ SELECT d.objtype, d.name
         SELECT 'trigger', t.tgname, obj_description(t.oid, 'pg_trigger')
           FROM pg_trigger t
           JOIN pg_class c ON c.oid = t.tgrelid
-         WHERE c.relnamespace = 'outbox'::regnamespace AND NOT t.tgisinternal
+         WHERE c.relnamespace = 'outbox'::regnamespace AND NOT t.tgisinternal AND t.tgparentid = 0
         UNION ALL
         SELECT 'schema', n.nspname, obj_description(n.oid, 'pg_namespace')
           FROM pg_namespace n WHERE n.nspname = 'outbox') d
  WHERE d.comment IS NULL
  ORDER BY 1, 2;
 
--- nothing is for everybody
+-- nothing is granted to PUBLIC
 SELECT p.oid::regprocedure
   FROM pg_proc p
  WHERE p.pronamespace = 'outbox'::regnamespace
@@ -48,7 +48,7 @@ SELECT c.oid::regclass
    AND has_table_privilege('public', c.oid, 'SELECT, INSERT, UPDATE, DELETE');
 SELECT has_schema_privilege('public', 'outbox', 'USAGE') AS usage;
 
--- functions with another's rights do not trust the caller's search_path
+-- functions with another role's privileges do not trust the caller's search_path
 SELECT p.oid::regprocedure
   FROM pg_proc p
  WHERE p.pronamespace = 'outbox'::regnamespace
@@ -64,7 +64,7 @@ SELECT p.oid::regprocedure
    AND p.provolatile = 'v'
    AND p.proparallel <> 'u';
 
--- what a dump has to carry
+-- what a dump must carry
 SELECT unnest(extconfig)::regclass::text COLLATE "C" AS relation
   FROM pg_extension WHERE extname = 'outbox' ORDER BY 1;
 SELECT c.oid::regclass
@@ -96,7 +96,7 @@ COMMIT;
 SELECT outbox.enqueue('extension', 'anew') IS NOT NULL AS enqueued;
 SELECT payload FROM outbox.claim('aaaaaaaa-0000-4000-8000-000000000001', topics => '{extension}');
 DROP EXTENSION outbox;
--- the schema must be ours
+-- the schema must be the extension's
 CREATE SCHEMA outbox;
 \set VERBOSITY sqlstate
 CREATE EXTENSION outbox;

@@ -8,14 +8,14 @@ CREATE FUNCTION pg_temp.j(name text) RETURNS uuid LANGUAGE sql
 CREATE FUNCTION pg_temp.show(name text, OUT expected int, OUT completed int, OUT failed int, OUT status text) LANGUAGE sql
     AS 'SELECT expected_steps, completed_steps, failed_steps, outbox.join_status_name(status)
           FROM outbox.joins WHERE join_id = pg_temp.j($1)';
--- claim what there is of a topic, and do something with it; how many
+-- claim all messages of a topic, and do something with them; returns how many
 CREATE FUNCTION pg_temp.ack(t text, n int DEFAULT 100) RETURNS int LANGUAGE sql AS
     'SELECT outbox.ack(''00000000-0000-4000-8000-00000000000a'', coalesce(array_agg(id), ''{}''))
        FROM outbox.claim(''00000000-0000-4000-8000-00000000000a'', topics => ARRAY[t], batch_size => n)';
 CREATE FUNCTION pg_temp.fail(t text, n int DEFAULT 100) RETURNS int LANGUAGE sql AS
     'SELECT outbox.fail(''00000000-0000-4000-8000-00000000000a'', coalesce(array_agg(id), ''{}''), ''no'')
        FROM outbox.claim(''00000000-0000-4000-8000-00000000000a'', topics => ARRAY[t], batch_size => n)';
--- no lease ends but those that this test lets end
+-- no lease ends except those that this test ends
 DO $$ BEGIN PERFORM outbox.renew(owner_token, array_agg(id), 86400) FROM outbox.leases GROUP BY owner_token; END $$;
 SET outbox.lease_seconds = '1 h';
 
@@ -44,7 +44,7 @@ SELECT outbox.enqueue_join_wait(gen_random_uuid(), true, 't', 'p');
 SELECT outbox.enqueue_join_wait(pg_temp.j('one'), NULL, 't', 'p');
 SELECT outbox.enqueue_join_wait(pg_temp.j('one'), true, '', 'p');
 SELECT outbox.enqueue_join_wait(pg_temp.j('one'), true, 't', NULL);
-SELECT outbox.enqueue_join_wait(pg_temp.j('one'), true, 't', 'p', '');
+SELECT outbox.enqueue_join_wait(pg_temp.j('one'), true, 't', 'p', repeat('x', 256));
 SELECT outbox.process_join_waits(0);
 SELECT outbox.reconcile_joins(-1);
 INSERT INTO outbox.joins (join_id, expected_steps, completed_steps) VALUES (gen_random_uuid(), 1, 2);
@@ -129,7 +129,7 @@ SELECT * FROM pg_temp.show('hand');
 SELECT outbox.report_step_completed(pg_temp.j('hand'), '00000000-0000-4000-8000-000000000102');
 SELECT * FROM pg_temp.show('hand');
 
--- attached too late: counted by who waits
+-- attached too late: counted when waits are evaluated
 INSERT INTO j VALUES ('late', outbox.start_join('late', 2));
 SELECT outbox.attach_message_to_join(pg_temp.j('late'), message_id) FROM m LIMIT 1;
 SELECT * FROM pg_temp.show('late');
@@ -141,7 +141,7 @@ SELECT outbox.reconcile_joins() > 0 AS counted;
 SELECT * FROM pg_temp.show('late');
 SELECT outbox.process_join_waits();
 SELECT topic, payload FROM outbox.messages WHERE topic = 'jn.late2';
-SELECT count(*) FROM outbox.join_doubts;
+SELECT count(*) FROM outbox.join_rechecks;
 
 -- cancelled
 INSERT INTO j VALUES ('cancel', outbox.start_join('cancel', 2));
@@ -155,7 +155,7 @@ SELECT pg_temp.ack('jn.cs');
 SELECT * FROM pg_temp.show('cancel');
 SELECT status FROM outbox.join_members WHERE join_id = pg_temp.j('cancel');
 
--- waits that make no sense fail, and take nothing with them
+-- waits that make no sense fail, and nothing else does
 SELECT outbox.enqueue('join.wait', 'not json') IS NOT NULL AS ok, outbox.enqueue('join.wait', '{"joinId": "no uuid"}') IS NOT NULL AS ok,
        outbox.enqueue('join.wait', '{}') IS NOT NULL AS ok,
        outbox.enqueue('join.wait', '{"joinId": "00000000-0000-4000-8000-000000000001"}') IS NOT NULL AS ok;
@@ -246,13 +246,13 @@ DELETE FROM outbox.queue WHERE topic = 'jn.plain';
 SELECT * FROM pg_temp.show('plain');
 
 -- views and status
-SELECT grouping_key, status, expected_steps, completed_steps, failed_steps, missing_steps, members, waits
+SELECT grouping_key, state, expected_steps, completed_steps, failed_steps, missing_steps, members, waits
   FROM outbox.join_progress WHERE grouping_key IN ('order 7', 'few', 'late', 'cancel', 'plain') ORDER BY grouping_key;
 SELECT component, ok, status FROM outbox.status() WHERE component = 'joins';
 UPDATE outbox.joins SET created_at = now() - interval '2 days', last_updated_at = now() - interval '2 days' WHERE status = 0;
 SELECT component, ok, status FROM outbox.status() WHERE component = 'joins';
 
--- retention: not while it is pending, nor while somebody waits
+-- retention: not while it is pending, nor while a message waits
 SELECT count(*) FROM outbox.joins WHERE status <> 0;
 SELECT outbox.enqueue_join_wait(pg_temp.j('few'), false, 'jn.keep', 'x') IS NOT NULL AS filed;
 SELECT outbox.cleanup(join_retention => '0') >= 0 AS ok;

@@ -22,13 +22,13 @@ SELECT parts();
 SELECT finish('rt', ARRAY['1', '2'], 'k');
 SELECT regexp_replace(tableoid::regclass::text, '\d+$', ''), keep, payload FROM outbox.archive WHERE topic = 'rt' ORDER BY id;
 DELETE FROM outbox.archive_unsorted;
--- days gone by: a partition is dropped as a whole, the others stay
+-- days later: a partition is dropped as a whole, the others stay
 CREATE FUNCTION age_archive(days int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE since date := (clock_timestamp() AT TIME ZONE 'UTC')::date - days; name text := 'archive_default_' || to_char(since, 'YYYYMMDD');
 BEGIN
     EXECUTE format('SELECT outbox._make_partition(-2, %L, ''1 day'')', since + time '12:00' AT TIME ZONE 'UTC');
     EXECUTE format('INSERT INTO outbox.archive SELECT nextval(''outbox.message_id_seq''), created_at, %L, -2, attempts, retry_count, progress,
-        failure_reason, gen_random_uuid(), processed_by, due_time, expires_at, tenant_id, stream_id, namespace, ''rt.old'', correlation_id,
+        failure_reason, gen_random_uuid(), processed_by, due_time, expires_at, tenant_id, stream_id, NULL, NULL, NULL, NULL, namespace, ''rt.old'', NULL, correlation_id,
         NULL, headers, last_error, NULL, %L FROM outbox.archive WHERE topic = ''rt'' LIMIT 1', since + time '12:00' AT TIME ZONE 'UTC', days);
 END $$;
 SELECT age_archive(d) FROM unnest(ARRAY[1, 6, 7, 8, 9]) d;
@@ -46,7 +46,7 @@ SELECT parts();
 RESET outbox.retention;
 SELECT outbox.cleanup() >= 0 AS ok;
 SELECT parts();
--- a retention given here is exact; and a key goes with its message
+-- a retention given here is exact; and a key is freed with its message
 SELECT count(*) FROM outbox.messages WHERE topic = 'rt';
 SELECT count(*) AS keys FROM outbox.dedupe JOIN outbox.archive a USING (message_id) WHERE a.topic = 'rt';
 SELECT outbox.cleanup('1 h') >= 0 AS ok;
@@ -74,7 +74,7 @@ SELECT finish('rt.none', '{1}');
 SELECT count(*) FROM outbox.messages WHERE topic = 'rt.none';
 RESET outbox.retention;
 
--- the dead: for ever unless told otherwise
+-- the dead: forever by default
 CREATE FUNCTION kill_one(t text, key text DEFAULT NULL) RETURNS int LANGUAGE sql AS $$
     SELECT outbox.enqueue(t, 'p', dedupe_key => key);
     SELECT outbox.fail('aaaaaaaa-0000-4000-8000-000000000001', array_agg(id))
@@ -124,13 +124,14 @@ SELECT outbox._make_partition(v.keep, v.at, v.span)
                (60, '2001-02-04 00:00:00+00', '1 day'), (60, '2001-02-04 23:59:59+00', '1 minute'), (-1, '2001-02-03 04:05:06+00', '1 hour'),
                (2147483640, '2001-02-03 04:05:06+00', '10 minutes'), (60, '1999-12-31 23:59:00+00', '1 day')) v(keep, at, span);
 SELECT name, keep, since AT TIME ZONE 'UTC' AS since, until - since AS span FROM outbox._partitions() WHERE since < '2002-01-01' ORDER BY name;
--- C goes by the same names
+-- C uses the same names
 SELECT outbox.configure_topic('rt.minute', retention => '1 min'), outbox._make_partitions();
 SELECT finish('rt.minute', '{1}');
 SELECT keep, tableoid::regclass::text ~ '^outbox.archive_60s_[0-9]{8}_[0-9]{4}$' AS in_its_minute FROM outbox.archive WHERE topic = 'rt.minute';
 SELECT outbox.reset_topic('rt.minute');
 
--- a partition goes with the dedupe keys of its messages, step by step
+-- a partition is dropped with the dedupe keys of its messages, step by step
+DO $$ BEGIN WHILE outbox._cleanup_step('archive') > 0 LOOP END LOOP; END $$;
 SELECT finish('rt.key', ARRAY(SELECT i::text FROM generate_series(1, 60) i), 'key');
 SELECT outbox._make_partition(-2, '2001-01-01', '1 day');
 WITH old AS (DELETE FROM outbox.archive WHERE topic = 'rt.key' RETURNING *)
@@ -138,17 +139,17 @@ INSERT INTO outbox.archive SELECT (jsonb_populate_record(NULL::outbox.archive, t
 SELECT count(*) AS keys FROM outbox.dedupe d JOIN outbox.archive a USING (message_id) WHERE a.topic = 'rt.key';
 SELECT (outbox.try_enqueue('rt.key', 'again', dedupe_key => 'key60')).enqueued;
 CREATE TABLE keys AS SELECT d.* FROM outbox.dedupe d JOIN outbox.archive a USING (message_id) WHERE a.topic = 'rt.key';
--- one of them is somebody else's by now
+-- another message has one of them by now
 UPDATE outbox.dedupe SET message_id = gen_random_uuid() WHERE key = (SELECT key FROM keys ORDER BY key LIMIT 1);
 SELECT * FROM outbox._drop_partitions('7 days', 50);
-SELECT count(*) BETWEEN 2 AND 59 AS some_keys, to_regclass('outbox.archive_default_20010101') IS NOT NULL AS kept FROM outbox.dedupe JOIN keys USING (key);
+SELECT count(*) BETWEEN 2 AND 58 AS some_keys, to_regclass('outbox.archive_default_20010101') IS NOT NULL AS kept FROM outbox.dedupe JOIN keys USING (key);
 DO $$ BEGIN WHILE outbox._cleanup_step('archive') > 0 LOOP END LOOP; END $$;
 SELECT count(*) AS keys, to_regclass('outbox.archive_default_20010101') FROM outbox.dedupe JOIN keys USING (key);
 SELECT count(*) FROM outbox.cleanup_progress WHERE name LIKE 'archive%';
 SELECT parts();
 DROP TABLE keys;
 
--- what users have made on a partition keeps nobody from anything
+-- objects of users on a partition do not block cleanup
 SELECT outbox._make_partition(-2, d, '1 day') FROM unnest('{2001-01-01, 2001-01-02, 2001-01-03}'::timestamptz[]) d;
 INSERT INTO outbox.archive (id, created_at, processed_at, keep, attempts, retry_count, progress, failure_reason, message_id, namespace, topic, payload)
 SELECT nextval('outbox.message_id_seq'), d, d, -2, 1, 0, 0, 0, gen_random_uuid(), 'default', 'rt.view', 'p' FROM unnest('{2001-01-01, 2001-01-02, 2001-01-03}'::timestamptz[]) d;
@@ -198,7 +199,7 @@ DROP PUBLICATION everything;
 RESET ALL;
 DELETE FROM outbox.receptor_processing WHERE receptor_name = 'rt.pub';
 
--- what was received is not received again while it is in the inbox, though it is remembered no longer
+-- what was received is not received again while it is in the inbox, even if its id is no longer kept
 SELECT outbox.receive('00000000-0000-4000-8000-0000000000aa', 'rt', 'p');
 UPDATE outbox.message_deduplication SET first_seen_at = '2001-01-01' WHERE message_id = '00000000-0000-4000-8000-0000000000aa';
 SET outbox.deduplication_retention = '1h';
@@ -222,9 +223,12 @@ SELECT outbox._purge_joins('30 days', 100, false) AS written_since_then;
 UPDATE outbox.cleanup_progress SET place = pg_current_xact_id()::text::bigint WHERE name = 'settling';
 UPDATE outbox.cleanup_progress SET at = now() - interval '25 hours' WHERE name = 'settling';
 SELECT outbox._purge_joins('30 days', 100, false) AS settled;
-UPDATE outbox.cleanup_progress SET at = now() WHERE name = 'installed';
+-- a crash empties the progress of cleanup, which starts again
+TRUNCATE outbox.cleanup_progress;
+SELECT outbox._purge_joins('30 days', 100, false) AS after_a_crash;
+SELECT name, at > now() - interval '1 min' AS is_new FROM outbox.cleanup_progress ORDER BY name;
 
--- a message_id is looked for where it can be, and no lock is kept for that
+-- a message_id is searched for only where it can be, and no lock is kept
 SELECT count(outbox._make_partition(-1, now() - i * interval '1 day', '1 day')) FROM generate_series(1, 40) i;
 SELECT finish('rt.id', '{1}');
 SELECT message_id AS done FROM outbox.messages WHERE topic = 'rt.id' \gset
@@ -242,7 +246,7 @@ UPDATE outbox.archive SET message_id = '018f0000-0000-4000-8000-000000000001' WH
 SELECT outbox.enqueue('rt.id', 'p', message_id => '018f0000-0000-4000-8000-000000000001');
 DO $$ DECLARE p regclass; BEGIN FOR p IN SELECT relation FROM outbox._partitions() WHERE keep = -1 LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$;
 
--- backoffs that cannot be
+-- invalid backoffs
 SELECT outbox.configure_topic('rt.back', backoff_base => '178000000 years');
 SELECT outbox.configure_topic('rt.back', backoff_max => '367 days');
 SELECT outbox.configure_topic('rt.back', backoff_max => '-1 year 361 days');
@@ -266,7 +270,7 @@ RESET default_transaction_isolation;
 DROP DOMAIN pg_temp.text;
 SELECT topic, count(*) FROM outbox.messages WHERE topic IN ('rt.next', 'rt.timer') AND status = 0 GROUP BY 1 ORDER BY 1;
 DELETE FROM outbox.queue;
--- a part that fails is told of, and the rest goes on
+-- a part that fails is reported, and the rest goes on
 ALTER FUNCTION outbox.process_join_waits RENAME TO not_there;
 ALTER TABLE outbox.receptor_processing RENAME TO not_there;
 SET outbox.deduplication_retention = '1 h';

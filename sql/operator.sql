@@ -5,7 +5,7 @@ TRUNCATE outbox.queue, outbox.dead, outbox.dedupe, outbox.archive, outbox.joins,
 CREATE FUNCTION ids(of_topic text) RETURNS bigint[] LANGUAGE sql AS
     'SELECT array_agg(id ORDER BY id) FROM outbox.messages WHERE topic = of_topic';
 
--- discard: what waits is dead, as cancelled; what is leased, finished or unknown is passed over
+-- discard: what waits is dead, as cancelled; what is leased, finished or unknown is skipped
 SELECT cardinality(outbox.enqueue_many('op.a', '{1,2,3,4,5}')) AS n;
 SELECT id AS leased FROM outbox.claim(:a, topics => '{op.a}', batch_size => 1) \gset
 SELECT outbox.reschedule((ids('op.a'))[2:2], 'infinity') AS parked;
@@ -26,7 +26,7 @@ SELECT behind, state FROM outbox.stream_heads WHERE stream_id = :s;
 SELECT outbox.discard((ids('op.stream'))[1:1]) AS discarded;
 SELECT payload FROM outbox.claim(:a, topics => '{op.stream}', batch_size => 1);
 SELECT outbox.release(:a);
--- and one that is put off keeps the others waiting
+-- and one that is postponed keeps the others waiting
 SELECT outbox.reschedule((ids('op.stream'))[2:2], now() + interval '1 hour') AS put_off;
 SELECT count(*) FROM outbox.claim(:a, topics => '{op.stream}');
 SELECT outbox.reschedule((ids('op.stream'))[2:2], NULL) AS now;
@@ -39,10 +39,10 @@ SELECT outbox.enqueue_step(:'j', 'op.step', 'x') AS step \gset
 SELECT outbox.enqueue_step(:'j', 'op.step', 'y') IS NOT NULL AS ok;
 SELECT outbox.cancel(:'step') AS cancelled, outbox.cancel(:'step') AS again, outbox.cancel(gen_random_uuid()) AS unknown;
 SELECT outbox.purge_topic('op.step') AS purged;
-SELECT status, completed_steps, failed_steps FROM outbox.join_progress WHERE join_id = :'j';
+SELECT state, completed_steps, failed_steps FROM outbox.join_progress WHERE join_id = :'j';
 SELECT payload, state FROM outbox.messages WHERE topic = 'op.step';
 
--- the key of what is cancelled is free; who comes back takes it, if it can
+-- the key of a cancelled message is free; when the message comes back it takes the key, if it can
 SELECT outbox.enqueue('op.key', '1', dedupe_key => 'k') IS NOT NULL AS ok;
 SELECT outbox.cancel_by_key('op.key', 'k', 'other') AS other, outbox.cancel_by_key('op.key', 'k') AS cancelled, outbox.cancel_by_key('op.key', 'k') AS again;
 SELECT outbox.requeue(ids('op.key')) AS back;
@@ -51,7 +51,7 @@ SELECT outbox.cancel_by_key('op.key', 'k') AS cancelled;
 SELECT enqueued FROM outbox.try_enqueue('op.key', '3', dedupe_key => 'k');
 SELECT outbox.requeue(ids('op.key')) AS back;
 SELECT payload, state, dedupe_key FROM outbox.messages WHERE topic = 'op.key' ORDER BY id;
--- rolled back, it is taken still
+-- rolled back, it is still taken
 BEGIN;
 SELECT outbox.cancel_by_key('op.key', 'k') AS cancelled;
 ROLLBACK;
@@ -64,10 +64,10 @@ SELECT count(*) FROM outbox.claim(:a, topics => '{op.purge}', batch_size => 2);
 SELECT outbox.fail(:a, ids('op.purge')) AS dead;
 SELECT count(*) FROM outbox.claim(:a, topics => '{op.purge}', batch_size => 1);
 SELECT outbox.purge_topic('op.purge', batch_limit => 3) AS purged;
-SELECT due, in_progress, dead FROM outbox.topic_counts WHERE topic = 'op.purge';
+SELECT due, leased, dead FROM outbox.topic_counts WHERE topic = 'op.purge';
 SELECT outbox.purge_topic('op.purge', 'default', 'all', 5) AS purged;
 SELECT outbox.purge_topic('op.purge', what => 'all') AS purged, outbox.purge_topic('op.purge', what => 'all') AS again;
-SELECT due, in_progress, dead FROM outbox.topic_counts WHERE topic = 'op.purge';
+SELECT due, leased, dead FROM outbox.topic_counts WHERE topic = 'op.purge';
 SELECT enqueued FROM outbox.try_enqueue('op.purge', 'k', dedupe_key => 'k');
 SELECT outbox.discard(ids('op.purge')), outbox.purge_topic('op.purge', what => 'dead') AS purged;
 SELECT count(*) FROM outbox.dedupe WHERE key = outbox._dedupe_digest('default', 'op.purge', 'k');
@@ -76,7 +76,7 @@ SELECT outbox.release(:a) > 0 AS released;
 -- dead ones of other kinds come back
 SELECT outbox.receive('bbbbbbbb-0000-4000-8000-000000000001', 'op.in', 'x') AS new;
 SELECT outbox.fail_inbox(:a, array_agg(id), 'no good', 4) FROM outbox.claim_inbox(:a, handler_names => '{op.in}');
-SELECT handler_name, attempts, reason, last_error, payload FROM outbox.dead_inbox;
+SELECT handler_name, attempts, reason_name, last_error, payload FROM outbox.dead_inbox;
 SELECT component, ok, status, detail FROM outbox.status() WHERE component ~ 'dead (inbox|timers|runs)' ORDER BY 1;
 SELECT outbox.requeue_inbox(array_agg(id)) FROM outbox.dead_inbox;
 SELECT state, attempts FROM outbox.inbox WHERE handler_name = 'op.in';
@@ -91,10 +91,10 @@ SELECT outbox.requeue_job_runs(array_agg(id)) FROM outbox.dead_job_runs WHERE to
 SELECT job_name, state FROM outbox.job_runs WHERE topic = 'op.run';
 DELETE FROM outbox.timer_queue; DELETE FROM outbox.run_queue;
 
--- failures, and who has what
+-- failures, and leases
 SELECT outbox.enqueue('op.fail', 'x') IS NOT NULL AS ok FROM generate_series(1, 3);
 SELECT outbox.fail(:a, array_agg(id), E'line 1\nline 2', 4) FROM outbox.claim(:a, topics => '{op.fail}');
-SELECT topic, namespace, reason, count, last_error, last_id = (ids('op.fail'))[3] AS last FROM outbox.failures WHERE topic = 'op.fail';
+SELECT topic, namespace, reason_name, count, last_error, last_id = (ids('op.fail'))[3] AS last FROM outbox.failures WHERE topic = 'op.fail';
 SELECT outbox.enqueue('op.who', 'x') IS NOT NULL AS ok;
 SET application_name = 'op_worker';
 SELECT count(*) FROM outbox.claim('dddddddd-0000-4000-8000-000000000004', topics => '{op.who}');
@@ -103,7 +103,7 @@ SELECT topic, pid = pg_backend_pid() AS mine, application, time_left BETWEEN '20
 SELECT namespace, waiting, last_pid = pg_backend_pid() AS mine, last_application, last_claim_age < '1 min' AS lately FROM outbox.claimers WHERE topic = 'op.who';
 SELECT detail ~ format('claimed by process %s, application op_worker', pg_backend_pid()) AS says_who FROM outbox.explain_message((ids('op.who'))[1]) WHERE gate = 'not leased';
 SELECT outbox.release('dddddddd-0000-4000-8000-000000000004');
--- attempts that were given back do not count
+-- released attempts do not count
 SELECT attempts FROM outbox.messages WHERE topic = 'op.who';
 SELECT attempts FROM outbox.claim(:a, topics => '{op.who}');
 
@@ -115,7 +115,7 @@ SELECT count(*) FROM outbox.explain_message(:'m') WHERE detail ~ 'validation';
 SELECT count(*) FROM outbox.explain_message(:'i') WHERE detail ~ 'validation';
 SELECT * FROM outbox.explain_message(gen_random_uuid());
 SELECT outbox.nack(:a, ids('op.who'), 'later', '1 hour');
-SELECT detail ~ 'to be tried again after 1 failed attempts, reason: unknown$' AS says_why FROM outbox.explain_message((ids('op.who'))[1]) WHERE gate = 'due';
+SELECT detail ~ 'a retry after 1 failed attempts, reason: unknown$' AS says_why FROM outbox.explain_message((ids('op.who'))[1]) WHERE gate = 'due';
 -- a message in the partition of an instance
 SELECT outbox.heartbeat('eeeeeeee-0000-4000-8000-000000000001', 'svc', 'host1', 11), outbox.heartbeat('eeeeeeee-0000-4000-8000-000000000002', 'svc', 'host2', 12);
 SELECT outbox.enqueue('op.part', 'x', stream_id => gen_random_uuid()) IS NOT NULL AS ok FROM generate_series(1, 20);
@@ -128,17 +128,17 @@ SELECT :of_the_first = :explained AND :of_the_first = (SELECT count(*) FROM expl
 SELECT outbox.deregister_instance('eeeeeeee-0000-4000-8000-000000000001') > 0 AS ok, outbox.deregister_instance('eeeeeeee-0000-4000-8000-000000000002');
 SELECT outbox.purge_topic('op.part');
 
--- status: what is not well comes first, with names
+-- status: problems come first, with names
 SELECT outbox.enqueue('op.late', 'x') IS NOT NULL AS ok;
 UPDATE outbox.queue SET next_attempt_at = now() - interval '10 min' WHERE topic = 'op.late';
 SELECT ok, detail FROM outbox.status() WHERE component = 'oldest ready message';
 SELECT outbox.pause_topic('op.late');
 SELECT ok, detail ~ 'paused, and left out: op.late' AS paused FROM outbox.status() WHERE component = 'oldest ready message';
-SELECT topic, paused, ready, oldest >= '10 min' AS old FROM outbox.topic_stats LIMIT 1;
+SELECT topic, paused, ready, oldest_ready_age >= '10 min' AS old FROM outbox.topic_stats LIMIT 1;
 SELECT bool_and(ok >= before) AS worst_first FROM (SELECT ok, lag(ok, 1, false) OVER (ORDER BY n) AS before FROM outbox.status() WITH ORDINALITY s(c, ok, st, d, h, n)) o;
 SELECT ok, status, detail FROM outbox.status() WHERE component = 'dead messages';
 
--- policies: a name that nothing says anything of, and taking one value back
+-- policies: a topic that is not known, and unsetting one value
 SELECT outbox.pause_topic('op.*');
 SELECT outbox.configure_topic('op.*', max_attempts => 3, backoff_jitter => false);
 SELECT outbox.reset_topic('op.*', setting => 'max_attempts'), outbox.reset_topic('op.*', setting => 'max_attempts') AS again,

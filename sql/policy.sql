@@ -38,7 +38,7 @@ SELECT outbox.resume_topic('tp.pause');
 SELECT payload FROM outbox.claim(:a, topics => '{tp.pause}', batch_size => 1);
 ROLLBACK;
 SELECT count(*) FROM outbox.claim(:a, topics => '{tp.pause}');
--- plain SQL will do as well
+-- plain SQL works as well
 UPDATE outbox.topics SET paused = false WHERE topic = 'tp.pause';
 SELECT payload FROM outbox.claim(:a, topics => '{tp.pause}');
 SELECT outbox.resume_topic('tp.never.paused');
@@ -118,7 +118,7 @@ SELECT outbox.configure_topic('');
 SELECT count(*) FROM outbox.topics WHERE topic = 't';
 DELETE FROM outbox.topics;
 
--- what is in force, as people say it
+-- the policies in effect, in readable form
 SET client_min_messages = warning;
 SELECT outbox.configure_topic('tp.kept', retention => '-1', dead_retention => '0', max_attempts => 3);
 SELECT outbox.configure_topic('tp.paused', kind => 'inbox', backoff_base => '7 s', retention => '30 days');

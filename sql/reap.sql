@@ -1,6 +1,6 @@
 -- reap, requeue, redrive
 \set a '''aaaaaaaa-0000-4000-8000-000000000001'''
--- no lease ends but those that this test lets end
+-- no lease ends except those that this test ends
 DO $$ BEGIN PERFORM outbox.renew(owner_token, array_agg(id), 86400) FROM outbox.leases GROUP BY owner_token; END $$;
 
 SELECT outbox.reap() IS NOT NULL AS cleared;
@@ -51,7 +51,7 @@ SELECT outbox.reap();
 COMMIT;
 SELECT topic, status, failure_reason FROM outbox.messages WHERE topic IN ('rp.own', 'rp.rb') ORDER BY topic;
 
--- messages that have expired fail, wherever they lie, but not while leased
+-- messages that have expired fail, in any lane, but not while leased
 SELECT outbox.enqueue('rp.x', 'ready', expires_at => clock_timestamp() + '50 ms') IS NOT NULL AS ok;
 SELECT outbox.enqueue('rp.x', 'later', due_time => 'infinity', expires_at => clock_timestamp() + '50 ms') IS NOT NULL AS ok;
 SET debug_discard_caches = 0;

@@ -1,5 +1,5 @@
 -- restored: messages that a dump brings back while this database has them in its
--- history: whatever happens to them, nothing is in the way for ever
+-- history: whatever happens to them, nothing is blocked forever
 
 \set owner '''10000000-0000-0000-0000-000000000001'''
 SET outbox.max_attempts = 10;

@@ -17,7 +17,7 @@ SELECT outbox.route_store('alpha'), outbox.route_store('beta');
 -- a UUID's key is its spelling in lower case
 SELECT outbox.route_store(:u), outbox.route_store(:u::uuid), outbox.route_store(upper(:u)::uuid);
 SELECT outbox.route_store(upper(:u));
--- keys are told apart by case, and by spaces
+-- keys differ in case, and in spaces
 SELECT outbox.route_store('Alpha');
 SELECT outbox.route_store('alpha ');
 SELECT store, is_default, routes, connection FROM outbox.stores ORDER BY store;
@@ -45,7 +45,7 @@ ROLLBACK TO s;
 SELECT outbox.unmap_route('beta'), outbox.map_route('beta', 'eu'), outbox.route_store('beta');
 ROLLBACK;
 SELECT outbox.route_store('alpha'), outbox.route_store('beta');
--- plain SQL will do as well
+-- plain SQL works as well
 UPDATE outbox.routes SET store = 'us' WHERE routing_key = 'alpha';
 SELECT outbox.route_store('alpha');
 INSERT INTO outbox.routes VALUES ('epsilon', 'eu');

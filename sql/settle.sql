@@ -55,13 +55,13 @@ SELECT status, count(*) FROM outbox.messages WHERE topic = 'st.strict' GROUP BY 
 SELECT outbox.ack(:a, :'ids'::bigint[] || :'ids'::bigint[], strict => true);
 SELECT outbox.ack(:a, '{}', strict => true), outbox.ack(:a, '{NULL}', strict => true);
 
--- a lease that has ended, but that nobody took, can still be acked
+-- a lease that has ended, but was not taken over, can still be acked
 SELECT outbox.enqueue('st.late', 'p') IS NOT NULL AS ok;
 SELECT id AS i FROM outbox.claim(:a, 1, topics => '{st.late}') \gset
 DO $$ BEGIN WHILE (SELECT locked_until > clock_timestamp() FROM outbox.queue WHERE topic = 'st.late') LOOP PERFORM pg_sleep(0.01); END LOOP; END $$;
 SELECT expired FROM outbox.leases WHERE id = :i;
 SELECT outbox.ack(:a, ARRAY[:i]);
--- once somebody took it, it cannot
+-- once it is taken over, it cannot
 SELECT outbox.enqueue('st.late', 'q') IS NOT NULL AS ok;
 SELECT id AS i FROM outbox.claim(:a, 1, topics => '{st.late}') \gset
 SELECT attempts FROM outbox.claim(:b, topics => '{st.late}', wait_ms => 3000);

@@ -4,7 +4,7 @@
 \set s1 '''51515151-0000-4000-8000-000000000001'''
 \set s2 '''52525252-0000-4000-8000-000000000002'''
 SET outbox.backoff_jitter = off;
--- no lease ends but those that this test lets end
+-- no lease ends except those that this test ends
 DO $$ BEGIN PERFORM outbox.renew(owner_token, array_agg(id), 86400) FROM outbox.leases GROUP BY owner_token; END $$;
 SET outbox.lease_seconds = '1 h';
 
@@ -69,7 +69,7 @@ SELECT * FROM line;
 SELECT payload FROM outbox.claim(:a, topics => '{sm}', max_attempts => 3);
 SELECT outbox.ack(:a, array_agg(id)) FROM outbox.leases WHERE topic = 'sm';
 
--- a lease that has ended: whoever takes the first takes the rest, or frees it
+-- a lease that has ended: a claim that takes the first takes the rest, or frees it
 SELECT outbox.enqueue_many('sm', ARRAY['1', '2', '3'], stream_id => :s1) IS NOT NULL AS ok;
 SELECT payload FROM outbox.claim(:a, 1, 1, topics => '{sm}');
 SELECT payload FROM outbox.claim(:a, 100, 1, topics => '{sm}');

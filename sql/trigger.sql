@@ -21,6 +21,9 @@ INSERT INTO outbox.queue (topic, payload, status, attempts, retry_count, owner_t
 VALUES ('ps.raw', 'p', 1, 7, 7, :a, 'infinity', 5, 'infinity');
 SELECT payload, status, attempts, retry_count, owner_token FROM outbox.messages WHERE topic = 'ps.raw';
 SELECT payload FROM outbox.claim(:a, topics => '{ps.raw}');
+-- priority as in enqueue
+INSERT INTO outbox.queue (topic, payload, priority) VALUES ('ps.prio', 'high', 2), ('ps.prio', 'none', NULL), ('ps.prio', 'zero', 0), ('ps.prio', 'low', -2)
+RETURNING payload, priority;
 -- the checks of enqueue
 \set VERBOSITY sqlstate
 INSERT INTO outbox.queue (topic, payload) VALUES ('', 'p');
@@ -30,6 +33,8 @@ INSERT INTO outbox.queue (topic, payload, namespace) VALUES ('ps', 'p', '');
 INSERT INTO outbox.queue (topic, payload, correlation_id) VALUES ('ps', 'p', repeat('x', 256));
 INSERT INTO outbox.queue (topic, payload, message_id) VALUES ('ps', 'p', '77777777-7777-4777-8777-777777777777');
 INSERT INTO outbox.queue (topic, payload, tenant_id, dedupe_key) VALUES ('ps', 'p', :s1, 'free');
+INSERT INTO outbox.queue (topic, payload, priority) VALUES ('ps', 'p', 3);
+INSERT INTO outbox.queue (topic, payload, priority) VALUES ('ps', 'p', -32768);
 \set VERBOSITY default
 -- streams keep their order
 INSERT INTO outbox.queue (topic, payload, stream_id) VALUES ('ps.s', '1', :s1), ('ps.s', '2', :s1);
@@ -68,7 +73,7 @@ INSERT INTO outbox.queue (id, topic, payload) VALUES (900000002, 'ps', 'p');
 UPDATE outbox.queue SET status = 2 WHERE topic = 'ps';
 \set VERBOSITY default
 
--- a table that somebody has added to is written by SQL, and all of it works
+-- a table to which objects were added is written by SQL, and everything works
 CREATE TABLE seen (what text, payload text);
 CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN INSERT INTO public.seen VALUES (TG_OP || ' ' || TG_LEVEL, coalesce(NEW.payload, OLD.payload)); RETURN NULL; END $$;

@@ -1,12 +1,12 @@
 /*
  * compat.h
- *	  The differences between PostgreSQL 15, 16, 17 and 18 that we meet.
+ *	  Differences between PostgreSQL 15, 16, 17 and 18.
  *
- * Where they are names and arguments, the rest of src/ is written against one
- * API, the newest, and this file bends the older ones to it.  Four differences
- * stand where they matter: shmem.c has two ways to a dynamic segment, handler_bind.c
- * two checks, of a role and of a function, and worker.c switches off a timeout
- * that older servers have not.
+ * Where names and arguments differ, the rest of src/ uses the newest API, and
+ * this file provides it for older servers.  Four differences are in other
+ * files: shmem.c has two ways to get a dynamic segment, handler_bind.c two
+ * checks, of a role and of a function, and background.c disables a timeout
+ * that older servers do not have.
  */
 #ifndef OUTBOX_COMPAT_H
 #define OUTBOX_COMPAT_H
@@ -59,14 +59,30 @@ typedef bool OutboxUpdateIndexes;
 #endif
 
 /*
- * From the header of the server's libpq, which cannot be included: it wants
- * headers of GSSAPI, and the packages of the server do not bring them.
+ * From the server's header of libpq, which cannot be included: it needs
+ * headers of GSSAPI, which the packages of the server do not contain.
  */
 extern PGDLLIMPORT WaitEventSet *FeBeWaitSet;
 extern bool pq_check_connection(void);
 #define OUTBOX_CLIENT_SOCKET 0	/* FeBeWaitSetSocketPos */
 
-/* 17 numbers processes in a variable of its own. */
+/* 18 also checks generated columns. */
+#if PG_VERSION_NUM >= 180000
+#define OUTBOX_GENERATED_IS_VALID(p) \
+	((p)->gencols_valid_for_update && (p)->gencols_valid_for_delete)
+#else
+#define OUTBOX_GENERATED_IS_VALID(p) true
+#endif
+
+/*
+ * Do the publication's row filters and column lists allow UPDATE and DELETE?
+ */
+#define OUTBOX_PUBLICATION_IS_VALID(p) \
+	((p)->rf_valid_for_update && (p)->rf_valid_for_delete && \
+	 (p)->cols_valid_for_update && (p)->cols_valid_for_delete && \
+	 OUTBOX_GENERATED_IS_VALID(p))
+
+/* 17 has the number of the process in another variable. */
 #if PG_VERSION_NUM >= 170000
 #define OUTBOX_MY_PROC_NUMBER MyProcNumber
 #else

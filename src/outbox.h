@@ -1,7 +1,7 @@
 /*
  * outbox.h
- *	  The words of the contract: states, reasons, limits, and the key by
- *	  which messages are ordered.
+ *	  Statuses, reasons of failure, limits, and the key by which messages are
+ *	  ordered.
  */
 #ifndef OUTBOX_H
 #define OUTBOX_H
@@ -14,18 +14,22 @@
 #define OUTBOX_SCHEMA "outbox"
 #define OUTBOX_DEFAULT_NAMESPACE "default"
 
-/* Limits of the contract, in characters where they speak of text. */
-/* In bytes, so that what was enqueued can be handed out with all that it has. */
+/* Limits; those of names are in characters. */
+/*
+ * In bytes, so that a message can be handed out together with its other
+ * columns.
+ */
 #define OUTBOX_MAX_PAYLOAD (256 * 1024 * 1024)
 #define OUTBOX_MAX_HEADERS (1024 * 1024)
 
 /*
- * Longest delay of a retry.  A driver that counts in milliseconds or less where
- * seconds are meant goes beyond it.
+ * Maximum delay of a retry.  It detects drivers that pass milliseconds or less
+ * instead of seconds.
  */
 #define OUTBOX_MAX_DELAY_DAYS 366
 
 #define OUTBOX_MAX_NAME 255
+#define OUTBOX_MAX_PRIORITY 2
 #define OUTBOX_MAX_BATCH 10000
 #define OUTBOX_MAX_LEASE_SECONDS 86400
 #define OUTBOX_MAX_WAIT_MS 60000
@@ -61,20 +65,22 @@ typedef enum OutboxReason
 } OutboxReason;
 
 /*
- * Where a message lies in its lane: the time from which it may be delivered,
- * then the order of its creation.
+ * The key of a message within its lane: the time from which it may be
+ * delivered, then its id, which is the order of creation.
  */
-typedef struct OutboxKey
+typedef struct OutboxReadyKey
 {
 	TimestampTz at;
 	int64		id;
-} OutboxKey;
+} OutboxReadyKey;
 
-#define OUTBOX_KEY_MIN OUTBOX_MAKE(OutboxKey, PG_INT64_MIN, PG_INT64_MIN)
-#define OUTBOX_KEY_MAX OUTBOX_MAKE(OutboxKey, PG_INT64_MAX, PG_INT64_MAX)
+#define OUTBOX_READY_KEY_MIN \
+	OUTBOX_MAKE(OutboxReadyKey, PG_INT64_MIN, PG_INT64_MIN)
+#define OUTBOX_READY_KEY_MAX \
+	OUTBOX_MAKE(OutboxReadyKey, PG_INT64_MAX, PG_INT64_MAX)
 
 static inline int
-outbox_key_cmp(OutboxKey a, OutboxKey b)
+outbox_ready_key_cmp(OutboxReadyKey a, OutboxReadyKey b)
 {
 	if (a.at != b.at)
 		return a.at < b.at ? -1 : 1;
@@ -84,26 +90,26 @@ outbox_key_cmp(OutboxKey a, OutboxKey b)
 }
 
 static inline bool
-outbox_key_lt(OutboxKey a, OutboxKey b)
+outbox_ready_key_lt(OutboxReadyKey a, OutboxReadyKey b)
 {
-	return outbox_key_cmp(a, b) < 0;
+	return outbox_ready_key_cmp(a, b) < 0;
 }
 
-static inline OutboxKey
-outbox_key_min(OutboxKey a, OutboxKey b)
+static inline OutboxReadyKey
+outbox_ready_key_min(OutboxReadyKey a, OutboxReadyKey b)
 {
-	return outbox_key_lt(b, a) ? b : a;
+	return outbox_ready_key_lt(b, a) ? b : a;
 }
 
-static inline OutboxKey
-outbox_key_max(OutboxKey a, OutboxKey b)
+static inline OutboxReadyKey
+outbox_ready_key_max(OutboxReadyKey a, OutboxReadyKey b)
 {
-	return outbox_key_lt(a, b) ? b : a;
+	return outbox_ready_key_lt(a, b) ? b : a;
 }
 
 /* The smallest key above k. */
-static inline OutboxKey
-outbox_key_next(OutboxKey k)
+static inline OutboxReadyKey
+outbox_ready_key_next(OutboxReadyKey k)
 {
 	if (k.id < PG_INT64_MAX)
 		k.id++;
@@ -114,5 +120,8 @@ outbox_key_next(OutboxKey k)
 	}
 	return k;
 }
+
+/* The version of the library. */
+extern const char outbox_version[];
 
 #endif							/* OUTBOX_H */

@@ -2,8 +2,8 @@
  * args.c
  *	  The arguments of SQL-callable functions.
  *
- * A null where a value is needed is 22004, a value out of range or of the
- * wrong shape 22023; both before anything is done.
+ * A null for a required value raises 22004, a value that is out of range or
+ * malformed raises 22023, both before anything is done.
  */
 #include "postgres.h"
 
@@ -19,20 +19,22 @@
 #include "api/args.h"
 #include "compat.h"
 #include "outbox.h"
+#include "queue/subscriber.h"
 #include "util/hash.h"
 
-/* Longest list, so that what is made of it can be allocated. */
+/* Maximum length of a list, so that arrays made from it can be allocated. */
 #define MAX_LIST 10000000
 
-/* Where writing is forbidden, so is this function. */
+/* Raise an error if the transaction cannot write. */
 void
-outbox_begin_call(const char *function)
+outbox_require_writable(const char *function)
 {
 	PreventCommandIfReadOnly(function);
 	PreventCommandDuringRecovery(function);
 	PreventCommandIfParallelMode(function);
 }
 
+/* Raise an error if an argument is null. */
 void
 outbox_require(FunctionCallInfo fcinfo, int arg, const char *name)
 {
@@ -42,6 +44,7 @@ outbox_require(FunctionCallInfo fcinfo, int arg, const char *name)
 				 errmsg("%s must not be null", name)));
 }
 
+/* A UUID, which must not be null. */
 const pg_uuid_t *
 outbox_arg_uuid(FunctionCallInfo fcinfo, int arg, const char *name)
 {
@@ -49,26 +52,28 @@ outbox_arg_uuid(FunctionCallInfo fcinfo, int arg, const char *name)
 	return PG_GETARG_UUID_P(arg);
 }
 
+/* A UUID, or NULL. */
 const pg_uuid_t *
 outbox_arg_uuid_or_null(FunctionCallInfo fcinfo, int arg)
 {
 	return PG_ARGISNULL(arg) ? NULL : PG_GETARG_UUID_P(arg);
 }
 
+/* A text, or NULL. */
 const text *
 outbox_arg_text_or_null(FunctionCallInfo fcinfo, int arg)
 {
 	return PG_ARGISNULL(arg) ? NULL : PG_GETARG_TEXT_PP(arg);
 }
 
-/* Where the contract says that an empty string is none. */
+/* NULL for an empty string, where that counts as absent. */
 const text *
 outbox_empty_to_null(const text *value)
 {
 	return value != NULL && VARSIZE_ANY_EXHDR(value) == 0 ? NULL : value;
 }
 
-/* Can this be a name?  Not if it is empty or too long. */
+/* Is this a valid name?  It is not if it is empty or too long. */
 bool
 outbox_is_name(const text *value)
 {
@@ -79,7 +84,7 @@ outbox_is_name(const text *value)
 		 pg_mbstrlen_with_len(VARDATA_ANY(value), len) <= OUTBOX_MAX_NAME);
 }
 
-/* Refuse a name that is empty or overlong. */
+/* Raise an error if a name is empty or too long. */
 void
 outbox_check_name(const text *value, const char *name)
 {
@@ -90,7 +95,7 @@ outbox_check_name(const text *value, const char *name)
 						OUTBOX_MAX_NAME)));
 }
 
-/* A namespace or topic to look for: any, but not an empty or overlong one. */
+/* A name, or NULL; an error if it is empty or too long. */
 const text *
 outbox_arg_name_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
 {
@@ -101,7 +106,7 @@ outbox_arg_name_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
 	return value;
 }
 
-/* The same, but it must be there. */
+/* The same, but it must not be null. */
 const text *
 outbox_arg_name(FunctionCallInfo fcinfo, int arg, const char *name)
 {
@@ -109,7 +114,28 @@ outbox_arg_name(FunctionCallInfo fcinfo, int arg, const char *name)
 	return outbox_arg_name_or_null(fcinfo, arg, name);
 }
 
-/* A number; null means the fallback. */
+/*
+ * Find the subscribers that a claim names, in one namespace or in all of them;
+ * does nothing if it names no subscription.
+ */
+void
+outbox_args_subscribers(const text *namespace, const text *subscription,
+						const int32 **subscribers, int *nsubscribers)
+{
+	int32	   *ids;
+
+	if (subscription == NULL)
+		return;
+	outbox_subscribers_named(namespace, subscription, &ids, nsubscribers);
+	*subscribers = ids;
+	if (*nsubscribers == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("subscription \"%s\" does not exist",
+						text_to_cstring(subscription))));
+}
+
+/* An integer in a range; null stands for the fallback. */
 int
 outbox_arg_int(FunctionCallInfo fcinfo, int arg, const char *name,
 			   int fallback, int min, int max)
@@ -126,6 +152,7 @@ outbox_arg_int(FunctionCallInfo fcinfo, int arg, const char *name,
 	return value;
 }
 
+/* A timestamp, stored in *space, or NULL. */
 const TimestampTz *
 outbox_arg_time_or_null(FunctionCallInfo fcinfo, int arg, TimestampTz *space)
 {
@@ -136,8 +163,8 @@ outbox_arg_time_or_null(FunctionCallInfo fcinfo, int arg, TimestampTz *space)
 }
 
 /*
- * A delay.  Its parts are looked at one by one, because they are added one after
- * the other: none may take a timestamp out of range, or back.
+ * A delay, or NULL.  Its fields are checked one by one, because they are added
+ * one after the other: none may be negative, or take a timestamp out of range.
  */
 const Interval *
 outbox_arg_delay_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
@@ -159,7 +186,7 @@ outbox_arg_delay_or_null(FunctionCallInfo fcinfo, int arg, const char *name)
 	return value;
 }
 
-/* A list: null is refused, empty is allowed, more than a list is refused. */
+/* A one-dimensional array, which must not be null, but may be empty. */
 void
 outbox_arg_array(FunctionCallInfo fcinfo, int arg, const char *name,
 				 Oid type, Datum **values, bool **isnull, int *n)
@@ -185,7 +212,7 @@ outbox_arg_array(FunctionCallInfo fcinfo, int arg, const char *name,
 					  n);
 }
 
-/* The same, but null is an empty list. */
+/* The same, but null stands for an empty array. */
 void
 outbox_arg_list(FunctionCallInfo fcinfo, int arg, const char *name,
 				Oid type, Datum **values, bool **isnull, int *n)
@@ -196,7 +223,9 @@ outbox_arg_list(FunctionCallInfo fcinfo, int arg, const char *name,
 		outbox_arg_array(fcinfo, arg, name, type, values, isnull, n);
 }
 
-/* A list of ids, of which a null is an empty one: in order, and each once. */
+/*
+ * A list of ids, sorted and without duplicates; null stands for an empty one.
+ */
 int64 *
 outbox_arg_ids(FunctionCallInfo fcinfo, int arg, const char *name, int *n)
 {

@@ -11,7 +11,7 @@
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
-extern void outbox_begin_call(const char *function);
+extern void outbox_require_writable(const char *function);
 extern void outbox_require(FunctionCallInfo fcinfo, int arg, const char *name);
 extern const pg_uuid_t *outbox_arg_uuid(FunctionCallInfo fcinfo, int arg,
 										const char *name);
@@ -26,6 +26,10 @@ extern const text *outbox_arg_name_or_null(FunctionCallInfo fcinfo, int arg,
 										   const char *name);
 extern int	outbox_arg_int(FunctionCallInfo fcinfo, int arg, const char *name,
 						   int fallback, int min, int max);
+extern void outbox_args_subscribers(const text *namespace,
+									const text *subscription,
+									const int32 **subscribers,
+									int *nsubscribers);
 extern const TimestampTz *outbox_arg_time_or_null(FunctionCallInfo fcinfo,
 												  int arg, TimestampTz *space);
 extern const Interval *outbox_arg_delay_or_null(FunctionCallInfo fcinfo,

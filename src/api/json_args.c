@@ -2,10 +2,11 @@
  * json_args.c
  *	  Lists of records given as JSON.
  *
- * The caller describes the fields of a record in a table; here the list is
- * taken apart.  Keys may be in PascalCase or camelCase instead of snake_case.  Whatever does
- * not fit - no list, no object, an unknown key, a value of the wrong type or
- * form - is 22023, and the message says where.
+ * The caller describes the fields of a record in a table; the functions here
+ * parse the list.  Keys may be in PascalCase or camelCase instead of
+ * snake_case.  Anything invalid - not a list, not an object, an unknown key, a
+ * value of the wrong type or form - raises 22023, and the message says where
+ * it is.
  */
 #include "postgres.h"
 
@@ -22,7 +23,7 @@
 #include "api/json_args.h"
 #include "compat.h"
 
-/* Where in the list we are, for error messages. */
+/* The position in the list, for error messages. */
 typedef struct Place
 {
 	const char *what;
@@ -47,7 +48,8 @@ wrong_value(const Place *place, const char *expected)
 }
 
 /*
- * Read a string with a type's input function, whose complaints become ours.
+ * Convert a string with a type's input function, whose errors are replaced by
+ * ours.
  */
 static Datum
 read_string(const Place *place, PGFunction input, const char *string,
@@ -99,6 +101,7 @@ get_time(const Place *place, const JsonbValue *value)
 	return result;
 }
 
+/* Read an integer; fractions that are zero are allowed. */
 static void *
 get_int(const Place *place, const JsonbValue *value)
 {
@@ -144,7 +147,7 @@ get_payload(JsonbValue *value)
 	return json_text(value);
 }
 
-/* What the record's member is to point to. */
+/* Read a value, to which the record's member will point. */
 static void *
 get_value(const Place *place, OutboxJsonKind kind, JsonbValue *value)
 {
@@ -165,6 +168,10 @@ get_value(const Place *place, OutboxJsonKind kind, JsonbValue *value)
 			return get_int(place, value);
 		case OUTBOX_JSON_TIME:
 			return get_time(place, value);
+		case OUTBOX_JSON_INTERVAL:
+			return DatumGetPointer(read_string(place, interval_in,
+											   get_string(place, value, "an interval"),
+											   "an interval"));
 		case OUTBOX_JSON_OBJECT:
 			return JsonbValueToJsonb(value);
 		case OUTBOX_JSON_PAYLOAD:
@@ -173,7 +180,7 @@ get_value(const Place *place, OutboxJsonKind kind, JsonbValue *value)
 	pg_unreachable();
 }
 
-/* A key as the fields are called: "MessageId" and "messageId" are "message_id". */
+/* Convert a key to the form of field names: "MessageId" to "message_id". */
 static char *
 snake_case(const char *key, int len)
 {
@@ -194,6 +201,7 @@ snake_case(const char *key, int len)
 	return name.data;
 }
 
+/* Read the fields of one object into a record. */
 static void
 read_record(Place *place, JsonbContainer *object,
 			const OutboxJsonField *fields, int nfields, char *record)
@@ -234,7 +242,7 @@ require_array(Jsonb *json, const char *what)
 				 errmsg("%s must be a JSON array", what)));
 }
 
-/* All elements must be objects; looked at first, so that nothing is made of others. */
+/* Raise an error unless all elements are objects. */
 static void
 require_objects(Jsonb *json, const char *what)
 {
@@ -256,8 +264,8 @@ require_objects(Jsonb *json, const char *what)
 }
 
 /*
- * Take a list of records apart.  Returns an array of *n records of the given
- * size, zero but for the members that the fields point out.
+ * Read a list of records.  Returns an array of *n records of the given size,
+ * in which all but the members of the fields are zero.
  */
 void *
 outbox_json_records(Jsonb *json, const char *what,
@@ -288,7 +296,7 @@ outbox_json_records(Jsonb *json, const char *what,
 	return records;
 }
 
-/* Take a list of payloads apart, each as the JSON that it is. */
+/* Read a list of payloads, each as the text of its JSON value. */
 const text **
 outbox_json_payloads(Jsonb *json, const char *what, int *n)
 {
@@ -311,8 +319,8 @@ outbox_json_payloads(Jsonb *json, const char *what, int *n)
 	return payloads;
 }
 
-/* Read a list of UUIDs, *n of them. */
-pg_uuid_t  *
+/* Read a list of *n UUIDs. */
+pg_uuid_t *
 outbox_json_uuids(Jsonb *json, const char *what, int *n)
 {
 	JsonbIterator *it;

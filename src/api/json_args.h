@@ -10,15 +10,16 @@
 #include "utils/jsonb.h"
 #include "utils/uuid.h"
 
-/* What a field may hold, and what its member of the record points to. */
+/* The type of a field, and what its member of the record points to. */
 typedef enum OutboxJsonKind
 {
 	OUTBOX_JSON_TEXT,			/* string -> text */
 	OUTBOX_JSON_UUID,			/* string -> pg_uuid_t */
 	OUTBOX_JSON_INT,			/* number -> int32 */
 	OUTBOX_JSON_TIME,			/* string -> TimestampTz */
+	OUTBOX_JSON_INTERVAL,		/* string -> Interval */
 	OUTBOX_JSON_OBJECT,			/* anything -> Jsonb */
-	OUTBOX_JSON_PAYLOAD			/* string, or anything's JSON -> text */
+	OUTBOX_JSON_PAYLOAD			/* string, or any value's JSON -> text */
 } OutboxJsonKind;
 
 /* A field of a record.  Absent and null leave the member NULL. */

@@ -26,11 +26,14 @@ const OutboxJsonField outbox_message_fields[] = {
 	{"headers", OUTBOX_JSON_OBJECT, offsetof(OutboxMessage, headers)},
 	{"expires_at", OUTBOX_JSON_TIME, offsetof(OutboxMessage, expires_at)},
 	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxMessage, given_id)},
+	{"dedupe_for", OUTBOX_JSON_INTERVAL, offsetof(OutboxMessage, dedupe_for)},
+	{"on_duplicate", OUTBOX_JSON_TEXT, offsetof(OutboxMessage, on_duplicate)},
+	{"priority", OUTBOX_JSON_INT, offsetof(OutboxMessage, priority)},
 };
 
 const int	outbox_nmessage_fields = lengthof(outbox_message_fields);
 
-/* Fill in what enqueue's arguments have as defaults. */
+/* Fill in the defaults of enqueue's arguments. */
 void
 outbox_message_set_defaults(OutboxMessage *message)
 {

@@ -1,6 +1,6 @@
 /*
  * sql_admin.c
- *	  SQL functions behind the administration, written in SQL.
+ *	  C functions called by the administration functions, which are in SQL.
  */
 #include "postgres.h"
 
@@ -30,7 +30,6 @@
 #include "shmem/posts.h"
 #include "shmem/shmem.h"
 #include "table/catalog.h"
-#include "table/columns.h"
 #include "table/loading.h"
 #include "table/probe.h"
 #include "table/table.h"
@@ -50,6 +49,20 @@ outbox_partition_number(PG_FUNCTION_ARGS)
 									   PG_INT32_MAX);
 
 	PG_RETURN_INT32(outbox_partition(stream, count));
+}
+
+/*
+ * outbox._subscriber_stream(stream_id uuid, subscriber int) RETURNS uuid
+ *		Converts the stream of a publication to that of its delivery, and back.
+ */
+PG_FUNCTION_INFO_V1(outbox_subscriber_stream_of);
+Datum
+outbox_subscriber_stream_of(PG_FUNCTION_ARGS)
+{
+	pg_uuid_t  *result = palloc_object(pg_uuid_t);
+
+	outbox_subscriber_stream(PG_GETARG_UUID_P(0), PG_GETARG_INT32(1), result);
+	PG_RETURN_UUID_P(result);
 }
 
 /* outbox._check_name(what text, value text) RETURNS void */
@@ -81,9 +94,9 @@ outbox_dedupe_digest_sql(PG_FUNCTION_ARGS)
 /*
  * outbox._forget_key(namespace text, topic text, dedupe_key text,
  *					  message_id uuid) RETURNS boolean
- *		A dedupe key is free again, if this message has it and nobody is
- *		changing that.  Not if the message waits: then a dump has brought it back
- *		since it was done.
+ *		Frees a dedupe key if this message has it, and no other transaction has
+ *		locked its row.  Does not free it if the message is in the queue: then
+ *		a dump has restored it after it was done.
  */
 PG_FUNCTION_INFO_V1(outbox_forget_key);
 Datum
@@ -95,7 +108,7 @@ outbox_forget_key(PG_FUNCTION_ARGS)
 	outbox_dedupe_digest(PG_GETARG_TEXT_PP(0), PG_GETARG_TEXT_PP(1),
 						 PG_GETARG_TEXT_PP(2), &digest);
 	PG_RETURN_BOOL(!outbox_message_is_live(message_id) &&
-				   outbox_dedupe_forget(&digest, message_id));
+				   outbox_dedupe_forget(&digest, message_id, false));
 }
 
 /* outbox._writes(function text) RETURNS void */
@@ -103,7 +116,7 @@ PG_FUNCTION_INFO_V1(outbox_writes);
 Datum
 outbox_writes(PG_FUNCTION_ARGS)
 {
-	outbox_begin_call(text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	outbox_require_writable(text_to_cstring(PG_GETARG_TEXT_PP(0)));
 	PG_RETURN_VOID();
 }
 
@@ -112,7 +125,15 @@ PG_FUNCTION_INFO_V1(outbox_is_loading);
 Datum
 outbox_is_loading(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_BOOL(outbox_loading_elsewhere());
+	PG_RETURN_BOOL(outbox_loading_elsewhere() || outbox_loading_by_replication());
+}
+
+/* outbox._is_replicated() RETURNS boolean */
+PG_FUNCTION_INFO_V1(outbox_is_replicated);
+Datum
+outbox_is_replicated(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BOOL(outbox_loading_by_replication());
 }
 
 /* outbox._uuid7() RETURNS uuid */
@@ -153,7 +174,7 @@ outbox_library(PG_FUNCTION_ARGS)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	outbox_lanes_count(&lanes, &in_use);
-	values[0] = CStringGetTextDatum(OUTBOX_VERSION);
+	values[0] = CStringGetTextDatum(outbox_version);
 	values[1] = BoolGetDatum(outbox_preloaded());
 	values[2] = Int32GetDatum(lanes);
 	values[3] = Int32GetDatum(in_use);
@@ -163,9 +184,8 @@ outbox_library(PG_FUNCTION_ARGS)
 
 /*
  * outbox._written_tables(OUT table_name text, OUT why_not text)
- *		RETURNS SETOF record
- *		The tables that the functions write, and why they do not write them
- *		directly; null if they do.
+ *		RETURNS SETOF record The tables that the functions write, and why they
+ *		are not written directly; null if they are.
  */
 PG_FUNCTION_INFO_V1(outbox_written_tables_sql);
 Datum
@@ -177,7 +197,7 @@ outbox_written_tables_sql(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	foreach(lc, outbox_written_tables())
 	{
-		/* a partition may have been dropped meanwhile */
+		/* a partition may have been dropped concurrently */
 		Relation	rel = try_table_open(lfirst_oid(lc), AccessShareLock);
 		char	   *why_not;
 		Datum		values[2];
@@ -207,8 +227,8 @@ outbox_workers_sql(PG_FUNCTION_ARGS)
 {
 	OutboxWorkersState *state = outbox_workers_state();
 	TupleDesc	desc;
-	Datum		values[8];
-	bool		isnull[8] = {false};
+	Datum		values[9];
+	bool		isnull[9] = {false};
 	OutboxWorkersCount count = {false};
 
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
@@ -223,6 +243,8 @@ outbox_workers_sql(PG_FUNCTION_ARGS)
 	values[5] = BoolGetDatum(count.no_slots);
 	values[6] = Int32GetDatum(count.failing_here);
 	values[7] = BoolGetDatum(count.no_posts);
+	values[8] = TimestampTzGetDatum(count.sampled_at);
+	isnull[8] = count.sampled_at == 0;
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, isnull)));
 }
@@ -230,7 +252,7 @@ outbox_workers_sql(PG_FUNCTION_ARGS)
 /*
  * outbox._run_elsewhere(database name, statement text, as_owner boolean)
  *		RETURNS void
- *		Run a statement in another database.
+ *		Runs a statement in another database.
  */
 PG_FUNCTION_INFO_V1(outbox_run_elsewhere);
 Datum
@@ -238,7 +260,7 @@ outbox_run_elsewhere(PG_FUNCTION_ARGS)
 {
 	char	   *statement = text_to_cstring(PG_GETARG_TEXT_PP(1));
 
-	/* definers' functions call us: the user is the extension's owner */
+	/* callers are SECURITY DEFINER: the user is the extension's owner */
 	outbox_errand_run(NameStr(*PG_GETARG_NAME(0)),
 					  PG_GETARG_BOOL(2) ? GetUserId() : GetSessionUserId(),
 					  statement);
@@ -247,35 +269,37 @@ outbox_run_elsewhere(PG_FUNCTION_ARGS)
 
 /*
  * outbox._message_fate(id bigint) RETURNS text
- *		What would come of handing out a message that is in the queue:
- *		'live', 'expired' or 'exhausted'; null if it is not there.
+ *		Whether a message of the queue can be handed out: 'live', 'expired' or
+ *		'exhausted'; null if it is not there.
  */
 PG_FUNCTION_INFO_V1(outbox_message_fate);
 Datum
 outbox_message_fate(PG_FUNCTION_ARGS)
 {
 	static const char *const names[] = {"live", "expired", "exhausted"};
-	const OutboxStore *store = outbox_store(OUTBOX_QUEUE);
-	OutboxTable queue;
-	TupleTableSlot *slot;
-	TransactionId blocker;
-	OutboxPolicy policy;
 	OutboxFate	fate = OUTBOX_FATE_LIVE;
-	bool		found;
+	bool		found = false;
 
-	outbox_table_open_to_read(&queue, store->table);
-	slot = outbox_table_slot(&queue);
-	found = outbox_find_row(&queue, store->pkey, PG_GETARG_DATUM(0), slot,
-							&blocker);
-	if (found)
+	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES && !found; kind++)
 	{
-		outbox_policy_get(store,
-						  DatumGetTextPP(outbox_row_get(slot, Q_NAMESPACE)),
-						  DatumGetTextPP(outbox_row_get(slot, Q_TOPIC)), &policy);
-		fate = outbox_queue_fate(slot, &policy, 0, GetCurrentTimestamp());
+		const OutboxStore *store = outbox_store(kind);
+		OutboxTable queue;
+		TupleTableSlot *slot;
+		TransactionId blocker;
+		OutboxPolicy policy;
+
+		outbox_table_open_to_read(&queue, store->table);
+		slot = outbox_table_slot(&queue);
+		found = outbox_find_row(&queue, store->pkey, PG_GETARG_DATUM(0), slot,
+								&blocker);
+		if (found)
+		{
+			outbox_policy_of(store, slot, &policy);
+			fate = outbox_queue_fate(slot, &policy, 0, GetCurrentTimestamp());
+		}
+		ExecDropSingleTupleTableSlot(slot);
+		outbox_table_close(&queue);
 	}
-	ExecDropSingleTupleTableSlot(slot);
-	outbox_table_close(&queue);
 	if (!found)
 		PG_RETURN_NULL();
 	PG_RETURN_TEXT_P(cstring_to_text(names[fate]));
@@ -283,24 +307,30 @@ outbox_message_fate(PG_FUNCTION_ARGS)
 
 /*
  * outbox._message_locker(id bigint) RETURNS xid
- *		The transaction that keeps others from claiming a message, if there is one.
+ *		The transaction that has locked a message, if there is one.
  */
 PG_FUNCTION_INFO_V1(outbox_message_locker);
 Datum
 outbox_message_locker(PG_FUNCTION_ARGS)
 {
-	const OutboxStore *store = outbox_store(OUTBOX_QUEUE);
-	OutboxTable queue;
-	TupleTableSlot *slot;
-	TransactionId locker;
+	TransactionId locker = InvalidTransactionId;
+	bool		found = false;
 
-	outbox_table_open_to_read(&queue, store->table);
-	slot = outbox_table_slot(&queue);
-	if (outbox_find_row(&queue, store->pkey, PG_GETARG_DATUM(0), slot, &locker) &&
-		!TransactionIdIsValid(locker))
-		locker = outbox_row_locker(slot);
-	ExecDropSingleTupleTableSlot(slot);
-	outbox_table_close(&queue);
+	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES && !found; kind++)
+	{
+		const OutboxStore *store = outbox_store(kind);
+		OutboxTable queue;
+		TupleTableSlot *slot;
+
+		outbox_table_open_to_read(&queue, store->table);
+		slot = outbox_table_slot(&queue);
+		found = outbox_find_row(&queue, store->pkey, PG_GETARG_DATUM(0), slot,
+								&locker);
+		if (found && !TransactionIdIsValid(locker))
+			locker = outbox_row_locker(slot);
+		ExecDropSingleTupleTableSlot(slot);
+		outbox_table_close(&queue);
+	}
 	if (!TransactionIdIsValid(locker))
 		PG_RETURN_NULL();
 	PG_RETURN_TRANSACTIONID(locker);
@@ -308,7 +338,7 @@ outbox_message_locker(PG_FUNCTION_ARGS)
 
 /*
  * outbox._lanes(store regclass, OUT ...) RETURNS SETOF record
- *		What shared memory knows of the lanes of a live table.
+ *		The lanes of a live table in shared memory.
  */
 PG_FUNCTION_INFO_V1(outbox_lanes_sql);
 Datum
@@ -347,9 +377,9 @@ outbox_lanes_sql(PG_FUNCTION_ARGS)
 
 /*
  * outbox._grant_for_users(role regrole, kind text) RETURNS void
- *		What outbox._grant does, in an upgrade script.  What a script grants is taken
- *		for a part of the extension, which no dump has; so for the time of this the
- *		server must not know that there is a script.
+ *		Does what outbox._grant does, in an upgrade script.  Privileges granted
+ *		by a script count as part of the extension, and are not dumped; so
+ *		creating_extension is off for the duration of this call.
  */
 PG_FUNCTION_INFO_V1(outbox_grant_for_users);
 Datum

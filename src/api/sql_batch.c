@@ -20,9 +20,9 @@
 #include "api/message_args.h"
 #include "api/sql_instance.h"
 #include "compat.h"
-#include "core/batch.h"
 #include "core/enqueue.h"
 #include "core/receptor.h"
+#include "core/round_trip.h"
 #include "outbox.h"
 #include "queue/handler_bind.h"
 #include "table/catalog.h"
@@ -53,7 +53,8 @@ enum
 	A_MAX_PARTITIONS,
 	A_LEASE_SECONDS,
 	A_STALE_SECONDS,
-	A_BATCH_SIZE
+	A_BATCH_SIZE,
+	A_SUBSCRIPTION
 };
 
 /* ---------------------------------------------------------------------- */
@@ -61,15 +62,15 @@ enum
 /* ---------------------------------------------------------------------- */
 
 static const OutboxJsonField completion_fields[] = {
-	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxBatchEntry, message_id)},
-	{"status", OUTBOX_JSON_INT, offsetof(OutboxBatchEntry, status)},
+	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxRoundTripEntry, message_id)},
+	{"status", OUTBOX_JSON_INT, offsetof(OutboxRoundTripEntry, status)},
 };
 
 static const OutboxJsonField failure_fields[] = {
-	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxBatchEntry, message_id)},
-	{"completed_status", OUTBOX_JSON_INT, offsetof(OutboxBatchEntry, status)},
-	{"error", OUTBOX_JSON_TEXT, offsetof(OutboxBatchEntry, error)},
-	{"reason", OUTBOX_JSON_INT, offsetof(OutboxBatchEntry, reason)},
+	{"message_id", OUTBOX_JSON_UUID, offsetof(OutboxRoundTripEntry, message_id)},
+	{"completed_status", OUTBOX_JSON_INT, offsetof(OutboxRoundTripEntry, status)},
+	{"error", OUTBOX_JSON_TEXT, offsetof(OutboxRoundTripEntry, error)},
+	{"reason", OUTBOX_JSON_INT, offsetof(OutboxRoundTripEntry, reason)},
 };
 
 static const OutboxJsonField receptor_fields[] = {
@@ -107,7 +108,7 @@ must_have(const void *member, const char *section, int index, const char *key)
 				 errmsg("%s[%d].%s is missing", section, index, key)));
 }
 
-/* A section; null is as good as empty. */
+/* Read a section; null stands for an empty one. */
 static void *
 read_section(FunctionCallInfo fcinfo, int arg, const char *section,
 			 const OutboxJsonField *fields, int nfields, size_t size, int *n)
@@ -119,16 +120,17 @@ read_section(FunctionCallInfo fcinfo, int arg, const char *section,
 							   nfields, size, n);
 }
 
+/* Read a section of completions, failures or renewals. */
 static void
 read_entries(FunctionCallInfo fcinfo, int arg, const char *section,
 			 const OutboxJsonField *fields, int nfields,
-			 OutboxBatchEntry **entries, int *n)
+			 OutboxRoundTripEntry **entries, int *n)
 {
 	*entries = read_section(fcinfo, arg, section, fields, nfields,
-							sizeof(OutboxBatchEntry), n);
+							sizeof(OutboxRoundTripEntry), n);
 	for (int i = 0; i < *n; i++)
 	{
-		OutboxBatchEntry *entry = &(*entries)[i];
+		OutboxRoundTripEntry *entry = &(*entries)[i];
 
 		must_have(entry->message_id, section, i, "message_id");
 		if (fields == completion_fields)
@@ -143,6 +145,7 @@ read_entries(FunctionCallInfo fcinfo, int arg, const char *section,
 	}
 }
 
+/* Read a section of receptors or perspectives. */
 static void
 read_derived(FunctionCallInfo fcinfo, int arg, const char *section,
 			 const OutboxJsonField *fields, int nfields, OutboxDerivedList *list)
@@ -168,16 +171,16 @@ read_derived(FunctionCallInfo fcinfo, int arg, const char *section,
 
 static void
 read_renewals(FunctionCallInfo fcinfo, int arg, const char *section,
-			  OutboxBatchSide *side)
+			  OutboxRoundTripSide *side)
 {
 	if (!PG_ARGISNULL(arg))
 		side->renewals = outbox_json_uuids(PG_GETARG_JSONB_P(arg), section,
 										   &side->nrenewals);
 }
 
-/* Fill in what is not given, and check the rest. */
+/* Fill in defaults of new messages, and check them. */
 static void
-check_messages(OutboxBatchSide *side, const char *section)
+check_messages(OutboxRoundTripSide *side, const char *section)
 {
 	bool		inbox = side->store->kind == OUTBOX_INBOX;
 
@@ -199,8 +202,8 @@ check_messages(OutboxBatchSide *side, const char *section)
 }
 
 /*
- * New messages are enqueued with the rights of the caller, who must be a producer:
- * what it takes is the right to call enqueue_batch().
+ * Raise an error unless the caller may enqueue messages, that is, has EXECUTE
+ * on enqueue_batch().
  */
 static void
 require_producer(void)
@@ -217,11 +220,12 @@ require_producer(void)
 				 errhint("Call outbox.grant_producer() for the role.")));
 }
 
+/* Read the sections of both sides. */
 static void
-read_sides(FunctionCallInfo fcinfo, OutboxBatch *batch)
+read_sides(FunctionCallInfo fcinfo, OutboxRoundTrip *trip)
 {
-	OutboxBatchSide *queue = &batch->sides[0];
-	OutboxBatchSide *inbox = &batch->sides[1];
+	OutboxRoundTripSide *queue = &trip->sides[0];
+	OutboxRoundTripSide *inbox = &trip->sides[1];
 
 	queue->store = outbox_store(OUTBOX_QUEUE);
 	queue->done_bits = OUTBOX_PROGRESS_PUBLISHED;
@@ -262,22 +266,25 @@ read_sides(FunctionCallInfo fcinfo, OutboxBatch *batch)
 /* Results                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* The columns of the result, and where they come from; 0: not from the row. */
+/* The columns of the row from which those of the result come; 0: computed. */
 static const AttrNumber result_columns[] = {
-	0, Q_ID, Q_MESSAGE_ID, Q_TOPIC, Q_TOPIC, Q_PAYLOAD, Q_HEADERS, Q_STREAM_ID,
+	0, Q_ID, Q_MESSAGE_ID, Q_TOPIC, Q_TOPIC, Q_PAYLOAD, Q_HEADERS, 0,
 	0, Q_ATTEMPTS, Q_PROGRESS, 0, Q_CREATED_AT, Q_STREAM_SEQ
 };
 
 #define RESULT_SOURCE 0
 #define RESULT_TOPIC 3
 #define RESULT_HANDLER_NAME 4
+#define RESULT_PAYLOAD 5
+#define RESULT_STREAM 7
 #define RESULT_PARTITION 8
 #define RESULT_FLAGS 11
 #define RESULT_ORDER 13
 
+/* Put the claimed messages of one side into the result set. */
 static void
-return_results(ReturnSetInfo *rsinfo, const OutboxBatchSide *side,
-			   const OutboxBatchResult *result)
+return_results(ReturnSetInfo *rsinfo, const OutboxRoundTripSide *side,
+			   const OutboxRoundTripResult *result)
 {
 	bool		inbox = side->store->kind == OUTBOX_INBOX;
 	Datum		source = CStringGetTextDatum(inbox ? "inbox" : "outbox");
@@ -288,7 +295,7 @@ return_results(ReturnSetInfo *rsinfo, const OutboxBatchSide *side,
 	rel = RelationIdGetRelation(side->store->table);
 	for (int i = 0; i < result->n; i++)
 	{
-		const OutboxBatchMessage *message = &result->messages[i];
+		const OutboxRoundTripMessage *message = &result->messages[i];
 		Datum		values[lengthof(result_columns)];
 		bool		isnull[lengthof(result_columns)];
 
@@ -302,6 +309,13 @@ return_results(ReturnSetInfo *rsinfo, const OutboxBatchSide *side,
 		values[RESULT_SOURCE] = source;
 		isnull[RESULT_TOPIC] = inbox;
 		isnull[RESULT_HANDLER_NAME] = !inbox;
+		if (message->shares_payload)
+		{
+			values[RESULT_PAYLOAD] = PointerGetDatum(message->payload);
+			isnull[RESULT_PAYLOAD] = message->payload == NULL;
+		}
+		values[RESULT_STREAM] = UUIDPGetDatum(&message->stream);
+		isnull[RESULT_STREAM] = !message->has_stream;
 		values[RESULT_PARTITION] = Int32GetDatum(message->partition);
 		isnull[RESULT_PARTITION] = message->partition < 0;
 		values[RESULT_FLAGS] = Int32GetDatum(message->flags);
@@ -326,31 +340,34 @@ Datum
 outbox_process_work_batch(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	OutboxBatch batch;
-	OutboxBatchResult results[2];
+	OutboxRoundTrip trip;
+	OutboxRoundTripResult results[2];
 	OutboxDerivedSections derived;
 
-	outbox_begin_call("outbox.process_work_batch()");
-	memset(&batch, 0, sizeof(batch));
+	outbox_require_writable("outbox.process_work_batch()");
+	memset(&trip, 0, sizeof(trip));
 	memset(results, 0, sizeof(results));
 	memset(&derived, 0, sizeof(derived));
-	outbox_args_instance(fcinfo, &batch.instance);
-	batch.flags = outbox_arg_int(fcinfo, A_FLAGS, "flags", 0, 0, PG_INT32_MAX);
-	batch.partition_count = outbox_arg_int(fcinfo, A_PARTITION_COUNT,
-										   "partition_count", 10000, 1,
-										   PG_INT32_MAX);
-	batch.max_partitions = outbox_arg_int(fcinfo, A_MAX_PARTITIONS,
-										  "max_partitions_per_instance", 0, 1,
+	outbox_args_instance(fcinfo, &trip.instance);
+	trip.flags = outbox_arg_int(fcinfo, A_FLAGS, "flags", 0, 0, PG_INT32_MAX);
+	trip.partition_count = outbox_arg_int(fcinfo, A_PARTITION_COUNT,
+										  "partition_count", 10000, 1,
 										  PG_INT32_MAX);
-	batch.lease_seconds = outbox_arg_int(fcinfo, A_LEASE_SECONDS,
-										 "lease_seconds", 300, 1,
-										 OUTBOX_MAX_LEASE_SECONDS);
-	batch.stale_seconds = outbox_arg_int(fcinfo, A_STALE_SECONDS,
-										 "stale_threshold_seconds", 600, 1,
+	trip.max_partitions = outbox_arg_int(fcinfo, A_MAX_PARTITIONS,
+										 "max_partitions_per_instance", 0, 1,
 										 PG_INT32_MAX);
-	batch.batch_size = outbox_arg_int(fcinfo, A_BATCH_SIZE, "batch_size", 100,
-									  1, OUTBOX_MAX_BATCH);
-	read_sides(fcinfo, &batch);
+	trip.lease_seconds = outbox_arg_int(fcinfo, A_LEASE_SECONDS,
+										"lease_seconds", 300, 1,
+										OUTBOX_MAX_LEASE_SECONDS);
+	trip.stale_seconds = outbox_arg_int(fcinfo, A_STALE_SECONDS,
+										"stale_threshold_seconds", 600, 1,
+										PG_INT32_MAX);
+	trip.batch_size = outbox_arg_int(fcinfo, A_BATCH_SIZE, "batch_size", 100,
+									 1, OUTBOX_MAX_BATCH);
+	trip.subscription = outbox_arg_text_or_null(fcinfo, A_SUBSCRIPTION);
+	outbox_args_subscribers(NULL, trip.subscription, &trip.subscribers,
+							&trip.nsubscribers);
+	read_sides(fcinfo, &trip);
 	read_derived(fcinfo, A_RECEPTOR_COMPLETIONS, "receptor_completions",
 				 receptor_fields, lengthof(receptor_fields),
 				 &derived.receptors[0]);
@@ -365,10 +382,10 @@ outbox_process_work_batch(PG_FUNCTION_ARGS)
 				 &derived.perspectives[1]);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	outbox_batch_settle(&batch);
+	outbox_round_trip_settle(&trip);
 	outbox_receptors_write(&derived);
-	outbox_batch_claim(&batch, results);
+	outbox_round_trip_claim(&trip, results);
 	for (int i = 0; i < 2; i++)
-		return_results(rsinfo, &batch.sides[i], &results[i]);
+		return_results(rsinfo, &trip.sides[i], &results[i]);
 	return (Datum) 0;
 }

@@ -1,6 +1,6 @@
 /*
  * sql_claimers.c
- *	  SQL functions that tell who claims, and who waits.
+ *	  SQL functions for sessions that have claimed, and claims that wait.
  */
 #include "postgres.h"
 
@@ -18,7 +18,7 @@
 #include "shmem/agenda.h"
 #include "shmem/claimers.h"
 #include "shmem/directory.h"
-#include "shmem/waiters.h"
+#include "shmem/sleepers.h"
 #include "table/catalog.h"
 
 static void
@@ -35,7 +35,7 @@ set_claimer(Datum *values, bool *isnull, const OutboxClaimer *claimer)
 /*
  * outbox._owner_claims() RETURNS TABLE (claimed_at timestamptz, pid int,
  *		application text, host text, owner_token uuid)
- *		For which owners sessions have claimed last, as far as it is known.
+ *		The sessions that last claimed for each owner, as far as it is known.
  */
 PG_FUNCTION_INFO_V1(outbox_owner_claims);
 Datum
@@ -62,8 +62,9 @@ outbox_owner_claims(PG_FUNCTION_ARGS)
 
 /*
  * outbox._topic_claims() RETURNS TABLE (claimed_at timestamptz, pid int,
- *		application text, host text, namespace text, topic text)
- *		When topics were last claimed from, as far as it is known.
+ *		application text, host text, namespace text, topic text, subscription
+ *		text) The last claims from topics and subscriptions, as far as they are
+ *		known.
  */
 PG_FUNCTION_INFO_V1(outbox_topic_claims);
 Datum
@@ -76,14 +77,16 @@ outbox_topic_claims(PG_FUNCTION_ARGS)
 	for (int i = 0; i < nplaces; i++)
 	{
 		OutboxTopicClaim claim;
-		Datum		values[6];
-		bool		isnull[6] = {false};
+		Datum		values[7];
+		bool		isnull[7] = {false};
 
 		if (!outbox_claimers_read_topic(i, &claim))
 			continue;
 		set_claimer(values, isnull, &claim.claimer);
 		values[4] = CStringGetTextDatum(claim.namespace);
-		values[5] = CStringGetTextDatum(claim.topic);
+		values[5] = values[6] = CStringGetTextDatum(claim.name);
+		isnull[5] = claim.is_subscription;
+		isnull[6] = !claim.is_subscription;
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
 	}
 	return (Datum) 0;
@@ -91,11 +94,11 @@ outbox_topic_claims(PG_FUNCTION_ARGS)
 
 /* The topics that a claim waits for. */
 static Datum
-topics_of(const OutboxWaiterNames *wants, const char *names)
+topics_of(const OutboxSleeperNames *wants, const char *names)
 {
-	Datum		topics[OUTBOX_WAITER_NAMES];
+	Datum		topics[OUTBOX_SLEEPER_NAMES];
 
-	Assert(wants->ntopics <= OUTBOX_WAITER_NAMES);
+	Assert(wants->ntopics <= OUTBOX_SLEEPER_NAMES);
 	for (int i = 0; i < wants->ntopics; i++)
 	{
 		topics[i] = CStringGetTextDatum(names);
@@ -107,7 +110,7 @@ topics_of(const OutboxWaiterNames *wants, const char *names)
 
 /*
  * outbox._waiting_claims() RETURNS TABLE (pid int, since timestamptz,
- *		namespace text, topics text[])
+ *		namespace text, topics text[], subscription text)
  *		The claims that wait for messages of the queue.
  */
 PG_FUNCTION_INFO_V1(outbox_waiting_claims);
@@ -116,7 +119,7 @@ outbox_waiting_claims(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	Oid			relid = outbox_store(OUTBOX_QUEUE)->table;
-	OutboxWaiter *waiters = palloc_array(OutboxWaiter, MaxBackends);
+	OutboxSleeper *sleepers = palloc_array(OutboxSleeper, MaxBackends);
 	OutboxAgenda *agenda;
 	int			n = 0;
 
@@ -124,22 +127,28 @@ outbox_waiting_claims(PG_FUNCTION_ARGS)
 	agenda = outbox_agenda_lock(relid, LW_SHARED);
 	if (agenda != NULL)
 	{
-		n = outbox_waiters_copy(agenda, waiters);
+		n = outbox_sleepers_copy(agenda, sleepers);
 		LWLockRelease(&agenda->lock);
 	}
 	for (int i = 0; i < n; i++)
 	{
-		const OutboxWaiterNames *wants = &waiters[i].wants;
+		const OutboxSleeperNames *wants = &sleepers[i].wants;
 		const char *names = wants->names;
-		Datum		values[4];
-		bool		isnull[4] = {false};
+		Datum		values[5];
+		bool		isnull[5] = {false};
 
-		values[0] = Int32GetDatum(waiters[i].pid);
-		values[1] = TimestampTzGetDatum(waiters[i].since);
+		values[0] = Int32GetDatum(sleepers[i].pid);
+		values[1] = TimestampTzGetDatum(sleepers[i].since);
 		isnull[2] = wants->any_namespace;
 		if (!wants->any_namespace)
 		{
 			values[2] = CStringGetTextDatum(names);
+			names += strlen(names) + 1;
+		}
+		isnull[4] = !wants->has_subscription;
+		if (!isnull[4])
+		{
+			values[4] = CStringGetTextDatum(names);
 			names += strlen(names) + 1;
 		}
 		isnull[3] = wants->ntopics == 0;
@@ -147,6 +156,6 @@ outbox_waiting_claims(PG_FUNCTION_ARGS)
 			values[3] = topics_of(wants, names);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
 	}
-	pfree(waiters);
+	pfree(sleepers);
 	return (Datum) 0;
 }

@@ -1,15 +1,19 @@
 /*
  * sql_handler.c
- *	  SQL functions by which handlers are registered, and run by hand; and what
- *	  is wrong with them and with workers.
+ *	  SQL functions that register and run handlers, and that report problems of
+ *	  handlers and workers.
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/datum.h"
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
@@ -20,17 +24,21 @@
 #include "outbox.h"
 #include "queue/handler.h"
 #include "queue/handler_bind.h"
+#include "queue/subscriber.h"
 #include "shmem/troubles.h"
+#include "table/catalog.h"
 #include "util/guc.h"
 #include "util/hash.h"
 #include "worker/handler_start.h"
 
 #define DEFAULT_BATCH_SIZE 20
 
-/* The longest that a call may take, in milliseconds: a day. */
+/* The maximum timeout of a call: a day, in milliseconds. */
 #define MAX_TIMEOUT_MS (24 * 60 * 60 * 1000)
 
-/* A handler takes an outbox.message and returns nothing. */
+/*
+ * Raise an error unless a function takes one outbox.message and returns void.
+ */
 static void
 check_signature(Oid function)
 {
@@ -44,7 +52,7 @@ check_signature(Oid function)
 				 errmsg("handler must be a function that takes one outbox.message and returns void")));
 }
 
-/* The time limit of a call in milliseconds; 0 if none was given. */
+/* Get the timeout of a call in milliseconds; 0 if none was given. */
 static int
 get_timeout(FunctionCallInfo fcinfo, int arg)
 {
@@ -62,30 +70,74 @@ get_timeout(FunctionCallInfo fcinfo, int arg)
 	return (int) ms;
 }
 
-/* May this role have a handler, and call this function? */
+/*
+ * Raise an error unless this role may have a handler and call this function.
+ */
 static void
 check_role(Oid roleid, Oid function)
 {
 	if (!outbox_handler_role_allowed(roleid))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("a superuser must not register a handler"),
+				 errmsg("superusers cannot register handlers"),
 				 errdetail("The handler would run as superuser."),
-				 errhint("Register it as a role with just the rights that it needs, or turn on outbox.allow_superuser_handlers.")));
+				 errhint("Register it as a role that has only the privileges that the handler needs, or turn on outbox.allow_superuser_handlers.")));
 	if (!outbox_handler_role_connects(roleid))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("role \"%s\" cannot log in, so no worker can run its handlers",
 						GetUserNameFromId(roleid, false)),
-				 errhint("ALTER ROLE ... LOGIN.")));
+				 errhint("Use ALTER ROLE ... LOGIN.")));
 	if (!outbox_function_may_be_called(function, roleid))
 		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, get_func_name(function));
+}
+
+static void
+refuse_second(const OutboxHandler *handler)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_DUPLICATE_OBJECT),
+			 errmsg("%s has a handler already", outbox_handler_domain(handler)),
+			 errhint("Call outbox.unregister_handler first.")));
+}
+
+/*
+ * Create the subscription, or replace its topics by this pattern; its filter
+ * stays.  Does nothing if it has exactly this pattern already.  Otherwise calls
+ * subscribe, on which the caller must have EXECUTE.
+ */
+static void
+subscribe(const OutboxHandler *handler)
+{
+	Oid			types[4] = {TEXTOID, TEXTOID, TEXTOID, JSONBOID};
+	Datum		values[4] = {
+		PointerGetDatum(handler->subscription), PointerGetDatum(handler->topic),
+		PointerGetDatum(handler->namespace), (Datum) 0
+	};
+	char		nulls[] = "   n";
+	const OutboxSubscriber *known = outbox_subscriber_named(handler->namespace,
+															handler->subscription);
+
+	if (known != NULL && known->npatterns == 1 &&
+		outbox_text_equal(known->patterns[0], handler->topic))
+		return;
+	if (known != NULL && known->filter != NULL)
+	{
+		values[3] = datumCopy(PointerGetDatum(known->filter), false, -1);
+		nulls[3] = ' ';
+	}
+	if (SPI_connect() != SPI_OK_CONNECT ||
+		SPI_execute_with_args("SELECT " OUTBOX_SCHEMA
+							  ".subscribe($1, ARRAY[$2], $3, $4)", 4, types,
+							  values, nulls, false, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not subscribe");
+	SPI_finish();
 }
 
 /*
  * outbox.register_handler(topic text, handler regprocedure, namespace text,
  *						   batch_size int, lease_seconds int,
- *						   timeout interval) RETURNS void
+ *						   timeout interval, subscription text) RETURNS void
  */
 PG_FUNCTION_INFO_V1(outbox_register_handler);
 Datum
@@ -99,7 +151,7 @@ outbox_register_handler(PG_FUNCTION_ARGS)
 	int			timeout_ms;
 	OutboxHandler handler;
 
-	outbox_begin_call("outbox.register_handler()");
+	outbox_require_writable("outbox.register_handler()");
 	outbox_require(fcinfo, 1, "handler");
 	function = PG_GETARG_OID(1);
 	batch_size = outbox_arg_int(fcinfo, 3, "batch_size", DEFAULT_BATCH_SIZE, 1,
@@ -110,15 +162,23 @@ outbox_register_handler(PG_FUNCTION_ARGS)
 	timeout_ms = get_timeout(fcinfo, 5);
 	check_signature(function);
 	check_role(GetUserId(), function);
-	if (outbox_handler_serves(outbox_topic_key(namespace, topic), topic))
-		ereport(ERROR,
-				(errcode(ERRCODE_DUPLICATE_OBJECT),
-				 errmsg("topic \"%s\" has a handler already",
-						text_to_cstring(topic)),
-				 errhint("Call outbox.unregister_handler first.")));
-
 	handler.namespace = unconstify(text *, namespace);
 	handler.topic = unconstify(text *, topic);
+	handler.subscription =
+		unconstify(text *, outbox_arg_name_or_null(fcinfo, 6, "subscription"));
+
+	/*
+	 * a subscription has one handler, whatever the pattern, which the primary
+	 * key does not guarantee
+	 */
+	if (handler.subscription != NULL)
+		LockRelationOid(outbox_catalog()->handlers, ShareRowExclusiveLock);
+	if (handler.subscription != NULL ?
+		outbox_handler_of_subscription(namespace, handler.subscription) != NULL :
+		outbox_handler_serves(outbox_topic_key(namespace, topic), topic))
+		refuse_second(&handler);
+	if (handler.subscription != NULL)
+		subscribe(&handler);
 	handler.batch_size = batch_size;
 	handler.lease_seconds = lease_seconds;
 	handler.timeout_ms = timeout_ms;
@@ -127,39 +187,50 @@ outbox_register_handler(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* outbox.unregister_handler(topic text, namespace text) RETURNS void */
+/*
+ * outbox.unregister_handler(topic text, namespace text, subscription text)
+ *		RETURNS void
+ */
 PG_FUNCTION_INFO_V1(outbox_unregister_handler);
 Datum
 outbox_unregister_handler(PG_FUNCTION_ARGS)
 {
-	const text *topic = outbox_arg_name(fcinfo, 0, "topic");
+	const text *subscription = outbox_arg_name_or_null(fcinfo, 2, "subscription");
+	const text *topic = subscription == NULL ?
+	outbox_arg_name(fcinfo, 0, "topic") :
+	outbox_arg_name_or_null(fcinfo, 0, "topic");
 	const text *namespace = outbox_arg_name(fcinfo, 1, "namespace");
 
-	outbox_begin_call("outbox.unregister_handler()");
-	if (!outbox_handler_remove(namespace, topic))
+	outbox_require_writable("outbox.unregister_handler()");
+	if (!outbox_handler_remove(namespace, topic, subscription))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 subscription != NULL ?
+				 errmsg("subscription \"%s\" has no such handler",
+						text_to_cstring(subscription)) :
 				 errmsg("topic \"%s\" has no handler", text_to_cstring(topic))));
 	PG_RETURN_VOID();
 }
 
 /*
  * outbox._start_handlers() RETURNS bigint
- *		Run the handlers of all roles that the caller may act for, each role's in
- *		a background process, and wait for them; how many messages were handled.
+ *		Runs the handlers of all roles whose privileges the caller has, in one
+ *		background process for each role, and waits for them; returns the
+ *		number of messages handled.
  */
 PG_FUNCTION_INFO_V1(outbox_start_handlers);
 Datum
 outbox_start_handlers(PG_FUNCTION_ARGS)
 {
-	outbox_begin_call("outbox._start_handlers()");
+	outbox_require_writable("outbox._start_handlers()");
 	PG_RETURN_INT64(outbox_handlers_start());
 }
 
 /*
  * outbox._handler_problems(OUT namespace text, OUT topic text, OUT handler text,
- *							OUT role name, OUT problem text) RETURNS SETOF record
- *		The handlers that cannot be called, and why.
+ *							OUT role name, OUT problem text, OUT subscription text)
+ *		RETURNS SETOF record
+ *		The handlers that cannot be called, and the reasons.
  */
 PG_FUNCTION_INFO_V1(outbox_handler_problems);
 Datum
@@ -175,8 +246,8 @@ outbox_handler_problems(PG_FUNCTION_ARGS)
 		NameData	role;
 		Oid			function;
 		OutboxHandlerProblem problem = outbox_handler_check(handler, &function);
-		Datum		values[5];
-		bool		nulls[5] = {false};
+		Datum		values[6];
+		bool		nulls[6] = {false};
 
 		if (problem == OUTBOX_HANDLER_FINE)
 			continue;
@@ -186,12 +257,14 @@ outbox_handler_problems(PG_FUNCTION_ARGS)
 		values[2] = CStringGetTextDatum(handler->function);
 		values[3] = NameGetDatum(&role);
 		values[4] = CStringGetTextDatum(outbox_handler_problem_text(problem));
+		values[5] = PointerGetDatum(handler->subscription);
+		nulls[5] = handler->subscription == NULL;
 		tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 	}
 	return (Datum) 0;
 }
 
-/* The topic of a handler, as namespace/topic. */
+/* A description of what a handler serves, as namespace/topic or similar. */
 static Datum
 topic_of(int64 lane, bool *isnull)
 {
@@ -202,9 +275,12 @@ topic_of(int64 lane, bool *isnull)
 		const OutboxHandler *handler = lfirst(lc);
 
 		if (handler->lane == lane)
-			return CStringGetTextDatum(psprintf("%s/%s",
+			return CStringGetTextDatum(psprintf("%s%s/%s",
+												handler->subscription != NULL ? "subscription " : "",
 												text_to_cstring(handler->namespace),
-												text_to_cstring(handler->topic)));
+												text_to_cstring(handler->subscription != NULL ?
+																handler->subscription :
+																handler->topic)));
 	}
 	*isnull = true;
 	return (Datum) 0;
@@ -231,7 +307,7 @@ outbox_worker_troubles(PG_FUNCTION_ARGS)
 		Datum		values[6];
 		bool		nulls[6] = {false};
 
-		/* _handler_problems() tells more of these */
+		/* _handler_problems() has more information about these */
 		if (troubles[i].part == OUTBOX_PART_BINDING)
 			continue;
 		values[0] = CStringGetTextDatum(outbox_part_name(troubles[i].part));

@@ -1,6 +1,6 @@
 /*
  * sql_inbox.c
- *	  SQL functions of the inbox, but for those it shares with the queue
+ *	  SQL functions of the inbox, except for those it shares with the queue
  *	  (sql_work.c).
  */
 #include "postgres.h"
@@ -10,13 +10,14 @@
 
 #include "api/args.h"
 #include "api/message_args.h"
-#include "core/batch.h"
 #include "core/enqueue.h"
+#include "core/round_trip.h"
 
 /*
  * outbox.receive(message_id uuid, handler_name text, payload text,
  *				  source text, stream_id uuid, headers jsonb) RETURNS boolean
- *		A message has come in; false if it had before.
+ *		Puts a received message into the inbox; false if it was received
+ *		before.
  */
 PG_FUNCTION_INFO_V1(outbox_receive_message);
 Datum
@@ -24,7 +25,7 @@ outbox_receive_message(PG_FUNCTION_ARGS)
 {
 	OutboxMessage message;
 
-	outbox_begin_call("outbox.receive()");
+	outbox_require_writable("outbox.receive()");
 	memset(&message, 0, sizeof(message));
 	message.given_id = outbox_arg_uuid(fcinfo, 0, "message_id");
 	message.topic = outbox_arg_text_or_null(fcinfo, 1);

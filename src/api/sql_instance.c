@@ -14,7 +14,10 @@
 #include "core/instance.h"
 #include "util/uuid.h"
 
-/* The first five arguments of several functions: who is calling. */
+/*
+ * Get the first five arguments of several functions, which describe the
+ * instance.
+ */
 void
 outbox_args_instance(FunctionCallInfo fcinfo, OutboxInstance *instance)
 {
@@ -36,7 +39,7 @@ outbox_heartbeat(PG_FUNCTION_ARGS)
 {
 	OutboxInstance instance;
 
-	outbox_begin_call("outbox.heartbeat()");
+	outbox_require_writable("outbox.heartbeat()");
 	outbox_args_instance(fcinfo, &instance);
 	outbox_instance_heartbeat(&instance, GetCurrentTimestamp());
 	PG_RETURN_VOID();
@@ -47,7 +50,7 @@ PG_FUNCTION_INFO_V1(outbox_deregister_instance);
 Datum
 outbox_deregister_instance(PG_FUNCTION_ARGS)
 {
-	outbox_begin_call("outbox.deregister_instance()");
+	outbox_require_writable("outbox.deregister_instance()");
 	PG_RETURN_INT32(outbox_instance_remove(outbox_arg_uuid(fcinfo, 0,
 														   "instance_id")));
 }
@@ -75,7 +78,7 @@ outbox_owns_partition(PG_FUNCTION_ARGS)
 
 /*
  * outbox._partition_owner(partition int, instances uuid[]) RETURNS uuid
- *		Which of these instances owns a partition?
+ *		The one of these instances that owns a partition.
  */
 PG_FUNCTION_INFO_V1(outbox_partition_owner);
 Datum

@@ -1,6 +1,6 @@
 /*
  * sql_join.c
- *	  SQL functions of joins, and the trigger that tells them of messages.
+ *	  SQL functions of joins, and the trigger that counts messages in them.
  */
 #include "postgres.h"
 
@@ -28,7 +28,8 @@
 
 /*
  * outbox._queue_ended() RETURNS trigger
- *		After messages have left the queue: count them in their joins.
+ *		AFTER DELETE on the queue: counts messages that have ended in their
+ *		joins.
  */
 PG_FUNCTION_INFO_V1(outbox_queue_ended);
 Datum
@@ -59,6 +60,7 @@ uuid_text(const pg_uuid_t *uuid)
 	return DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(uuid)));
 }
 
+/* report_step_completed and report_step_failed. */
 static Datum
 report_step(FunctionCallInfo fcinfo, OutboxStatus status)
 {
@@ -77,37 +79,38 @@ report_step(FunctionCallInfo fcinfo, OutboxStatus status)
 				 errmsg("message \"%s\" is not a step of join \"%s\"",
 						uuid_text(message_id), uuid_text(join_id)),
 				 errhint("Attach it first, with outbox.attach_message_to_join(). "
-						 "Any UUID can be attached, also of a step that is no message.")));
+						 "Any UUID can be attached, even that of a step that is not a message.")));
 	PG_RETURN_VOID();
 }
 
 /*
  * outbox.report_step_completed(join_id uuid, message_id uuid) RETURNS void
- *		A member of a join has done its part, says the caller.
+ *		Counts a step as completed.
  */
 PG_FUNCTION_INFO_V1(outbox_report_step_completed);
 Datum
 outbox_report_step_completed(PG_FUNCTION_ARGS)
 {
-	outbox_begin_call("outbox.report_step_completed()");
+	outbox_require_writable("outbox.report_step_completed()");
 	return report_step(fcinfo, OUTBOX_DONE);
 }
 
 /*
  * outbox.report_step_failed(join_id uuid, message_id uuid) RETURNS void
- *		A member of a join has failed, says the caller.
+ *		Counts a step as failed.
  */
 PG_FUNCTION_INFO_V1(outbox_report_step_failed);
 Datum
 outbox_report_step_failed(PG_FUNCTION_ARGS)
 {
-	outbox_begin_call("outbox.report_step_failed()");
+	outbox_require_writable("outbox.report_step_failed()");
 	return report_step(fcinfo, OUTBOX_DEAD);
 }
 
 /*
  * outbox._wake_waits(join_id uuid) RETURNS boolean
- *		Have the waits of a join evaluated; false if one of them is locked.
+ *		Makes the waits of a join claimable now; false if one of them is
+ *		locked.
  */
 PG_FUNCTION_INFO_V1(outbox_wake_waits);
 Datum
@@ -119,7 +122,7 @@ outbox_wake_waits(PG_FUNCTION_ARGS)
 
 /*
  * outbox._wake_wait(message_id uuid) RETURNS boolean
- *		Have one wait evaluated; false if it is locked.
+ *		Makes one wait claimable now; false if it is locked.
  */
 PG_FUNCTION_INFO_V1(outbox_wake_wait);
 Datum
@@ -132,8 +135,8 @@ outbox_wake_wait(PG_FUNCTION_ARGS)
 /*
  * outbox._look_at_join(join_id uuid, OUT status smallint, OUT failed_steps int,
  *						OUT writer xid)
- *		A join as it is now, whatever the snapshot; status is null if it is not
- *		there.  writer is the transaction that is changing it.
+ *		A join as it is now, whatever the snapshot; status is null if it does
+ *		not exist.  writer is the transaction that is changing it.
  */
 PG_FUNCTION_INFO_V1(outbox_look_at_join);
 Datum
@@ -164,7 +167,7 @@ outbox_look_at_join(PG_FUNCTION_ARGS)
 
 /*
  * outbox._wake_worker() RETURNS void
- *		There is something for the worker of this database, once we commit.
+ *		Wakes the worker of this database when the transaction commits.
  */
 PG_FUNCTION_INFO_V1(outbox_wake_worker);
 Datum
@@ -179,8 +182,8 @@ outbox_wake_worker(PG_FUNCTION_ARGS)
 
 /*
  * outbox._put_back(owner_token uuid, id bigint, at timestamptz) RETURNS void
- *		A lease is given back, and the message not to be claimed before "at";
- *		the attempt does not count.
+ *		Releases a lease; the message cannot be claimed before "at", and the
+ *		attempt does not count.
  */
 PG_FUNCTION_INFO_V1(outbox_put_back);
 Datum
@@ -202,8 +205,9 @@ outbox_put_back(PG_FUNCTION_ARGS)
 }
 
 /*
- * Settle the lease of a wait.  Others of this call may have locked joins, so if
- * the wait is itself a step of one, that one is not waited for.
+ * Settle the lease of a wait.  Earlier waits of this call may have locked
+ * joins, so if the wait is itself a step of a join, this does not wait for
+ * that join.
  */
 static void
 settle_wait(FunctionCallInfo fcinfo, OutboxSettlement what, OutboxReason reason)
@@ -225,7 +229,7 @@ settle_wait(FunctionCallInfo fcinfo, OutboxSettlement what, OutboxReason reason)
 
 /*
  * outbox._ack_wait(owner_token uuid, id bigint) RETURNS void
- *		A wait is over.
+ *		Finishes a wait.
  */
 PG_FUNCTION_INFO_V1(outbox_ack_wait);
 Datum
@@ -237,7 +241,7 @@ outbox_ack_wait(PG_FUNCTION_ARGS)
 
 /*
  * outbox._nack_wait(owner_token uuid, id bigint, error text) RETURNS void
- *		A wait could not be evaluated, and is tried again later.
+ *		Schedules a retry of a wait that could not be evaluated.
  */
 PG_FUNCTION_INFO_V1(outbox_nack_wait);
 Datum
@@ -249,7 +253,7 @@ outbox_nack_wait(PG_FUNCTION_ARGS)
 
 /*
  * outbox._fail_wait(owner_token uuid, id bigint, error text) RETURNS void
- *		A wait makes no sense.
+ *		Fails a wait that cannot be evaluated.
  */
 PG_FUNCTION_INFO_V1(outbox_fail_wait);
 Datum
@@ -261,8 +265,8 @@ outbox_fail_wait(PG_FUNCTION_ARGS)
 
 /*
  * outbox._message_end(message_id uuid, OUT status smallint, OUT writer xid)
- *		How a message has ended: 2, 3, or null if it has not, or is not known.
- *		writer is the transaction that is just changing it.
+ *		How a message has ended: 2, 3, or null if it has not ended or is
+ *		unknown. writer is the transaction that is changing it.
  */
 PG_FUNCTION_INFO_V1(outbox_message_end);
 Datum
@@ -292,8 +296,8 @@ outbox_message_end(PG_FUNCTION_ARGS)
 
 /*
  * outbox._in_progress(xid) RETURNS boolean
- *		Is this a transaction that has not ended, or of which this snapshot does
- *		not show what it has done?
+ *		Whether a transaction has not ended, or its changes are not visible to
+ *		this snapshot.
  */
 PG_FUNCTION_INFO_V1(outbox_in_progress);
 Datum
@@ -314,7 +318,7 @@ outbox_in_progress(PG_FUNCTION_ARGS)
  * outbox._join_add(expected int, INOUT completed int, INOUT failed int,
  *					more_completed int, more_failed int,
  *					OUT status smallint, OUT added int)
- *		What a pending join becomes with so many more steps.
+ *		The counters of a pending join after adding steps.
  */
 PG_FUNCTION_INFO_V1(outbox_join_add_sql);
 Datum
@@ -339,7 +343,7 @@ outbox_join_add_sql(PG_FUNCTION_ARGS)
 		more_completed < 0 || more_failed < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("no join has these counters")));
+				 errmsg("invalid counters of a join")));
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	added = outbox_join_add(&count, more_completed, more_failed);

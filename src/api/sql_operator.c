@@ -1,6 +1,6 @@
 /*
  * sql_operator.c
- *	  SQL functions by which an operator deals with messages that wait.
+ *	  SQL functions for operators, which act on waiting messages.
  */
 #include "postgres.h"
 
@@ -14,7 +14,7 @@
 
 /*
  * outbox.discard(ids bigint[]) RETURNS int
- *		Messages that wait are not delivered, but dead.
+ *		Moves waiting messages to dead.
  */
 PG_FUNCTION_INFO_V1(outbox_discard_messages);
 Datum
@@ -24,7 +24,7 @@ outbox_discard_messages(PG_FUNCTION_ARGS)
 	int64	   *ids;
 	int			n;
 
-	outbox_begin_call("outbox.discard()");
+	outbox_require_writable("outbox.discard()");
 	ids = outbox_arg_ids(fcinfo, 0, "ids", &n);
 	n = outbox_operate(&discard, ids, n);
 	if (n > 0)
@@ -34,7 +34,7 @@ outbox_discard_messages(PG_FUNCTION_ARGS)
 
 /*
  * outbox.cancel(message_id uuid) RETURNS boolean
- *		The same with one, by its message_id.
+ *		The same with one message, by its message_id.
  */
 PG_FUNCTION_INFO_V1(outbox_cancel_message);
 Datum
@@ -42,14 +42,14 @@ outbox_cancel_message(PG_FUNCTION_ARGS)
 {
 	OutboxOperation discard = {.what = OUTBOX_DISCARD,.wait = true};
 
-	outbox_begin_call("outbox.cancel()");
+	outbox_require_writable("outbox.cancel()");
 	PG_RETURN_BOOL(outbox_operate_message(&discard,
 										  outbox_arg_uuid(fcinfo, 0, "message_id")));
 }
 
 /*
  * outbox.reschedule(ids bigint[], due_time timestamptz) RETURNS int
- *		Messages that wait become due at another time; null is now.
+ *		Changes the due time of waiting messages; null means now.
  */
 PG_FUNCTION_INFO_V1(outbox_reschedule_messages);
 Datum
@@ -59,7 +59,7 @@ outbox_reschedule_messages(PG_FUNCTION_ARGS)
 	int64	   *ids;
 	int			n;
 
-	outbox_begin_call("outbox.reschedule()");
+	outbox_require_writable("outbox.reschedule()");
 	ids = outbox_arg_ids(fcinfo, 0, "ids", &n);
 	reschedule.due_time = PG_ARGISNULL(1) ? GetCurrentTimestamp() :
 		PG_GETARG_TIMESTAMPTZ(1);
@@ -71,7 +71,7 @@ outbox_reschedule_messages(PG_FUNCTION_ARGS)
 
 /*
  * outbox._purge_messages(ids bigint[]) RETURNS int
- *		Remove messages that wait, except those that are locked.
+ *		Deletes waiting messages, except those that are locked.
  */
 PG_FUNCTION_INFO_V1(outbox_purge_messages);
 Datum
@@ -81,7 +81,7 @@ outbox_purge_messages(PG_FUNCTION_ARGS)
 	int64	   *ids;
 	int			n;
 
-	outbox_begin_call("outbox.purge_topic()");
+	outbox_require_writable("outbox.purge_topic()");
 	ids = outbox_arg_ids(fcinfo, 0, "ids", &n);
 	PG_RETURN_INT32(outbox_operate(&purge, ids, n));
 }

@@ -19,7 +19,7 @@ route(const text *key)
 {
 	const text *store;
 
-	/* the copy of the tables is this process's own */
+	/* parallel workers would have copies of the tables of their own */
 	PreventCommandIfParallelMode("outbox.route_store()");
 	store = outbox_router_find(key);
 	if (store == NULL)
@@ -32,19 +32,19 @@ route(const text *key)
 }
 
 /*
- * outbox.route_store(key text) RETURNS text
+ * outbox.route_store(routing_key text) RETURNS text
  *		The store that is responsible for a key.
  */
 PG_FUNCTION_INFO_V1(outbox_route_store);
 Datum
 outbox_route_store(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_TEXT_P(route(outbox_arg_name(fcinfo, 0, "key")));
+	PG_RETURN_TEXT_P(route(outbox_arg_name(fcinfo, 0, "routing_key")));
 }
 
 /*
- * outbox.route_store(key uuid) RETURNS text
- *		The same for the UUID's spelling in lower case.
+ * outbox.route_store(routing_key uuid) RETURNS text
+ *		The same for the text form of a UUID, in lower case.
  */
 PG_FUNCTION_INFO_V1(outbox_route_store_uuid);
 Datum
@@ -52,21 +52,21 @@ outbox_route_store_uuid(PG_FUNCTION_ARGS)
 {
 	Datum		spelling;
 
-	(void) outbox_arg_uuid(fcinfo, 0, "key");
+	(void) outbox_arg_uuid(fcinfo, 0, "routing_key");
 	spelling = DirectFunctionCall1(uuid_out, PG_GETARG_DATUM(0));
 	PG_RETURN_TEXT_P(route(cstring_to_text(DatumGetCString(spelling))));
 }
 
 /*
  * outbox._store_is_used(store text) RETURNS boolean
- *		Is a key mapped to this store, or is it the default?  As it is now,
+ *		Whether a key is mapped to this store, or it is the default, as of now,
  *		whatever the snapshot.
  */
 PG_FUNCTION_INFO_V1(outbox_store_is_used);
 Datum
 outbox_store_is_used(PG_FUNCTION_ARGS)
 {
-	/* what the same command has changed counts as well */
+	/* see changes of the same command, too */
 	CommandCounterIncrement();
 	PG_RETURN_BOOL(outbox_router_uses(PG_GETARG_TEXT_PP(0)));
 }

@@ -13,12 +13,13 @@
 #include "api/message_args.h"
 #include "core/cancel.h"
 #include "core/enqueue.h"
+#include "core/settle.h"
 #include "table/catalog.h"
 
 /*
  * outbox.schedule_timer(topic text, payload text, due_time timestamptz,
  *						 correlation_id text) RETURNS uuid
- *		At some time there is to be a message.
+ *		Schedules a timer, which becomes a message at its due time.
  */
 PG_FUNCTION_INFO_V1(outbox_schedule_timer);
 Datum
@@ -28,7 +29,7 @@ outbox_schedule_timer(PG_FUNCTION_ARGS)
 	TimestampTz due_time;
 	pg_uuid_t  *result = palloc_object(pg_uuid_t);
 
-	outbox_begin_call("outbox.schedule_timer()");
+	outbox_require_writable("outbox.schedule_timer()");
 	memset(&message, 0, sizeof(message));
 	message.topic = outbox_arg_text_or_null(fcinfo, 0);
 	message.payload = outbox_arg_text_or_null(fcinfo, 1);
@@ -44,8 +45,7 @@ outbox_schedule_timer(PG_FUNCTION_ARGS)
 
 /*
  * outbox.cancel_timer(timer_id uuid) RETURNS boolean
- *		The message is not to come after all; false if the timer is not
- *		waiting any more.
+ *		Removes a timer; false if it is not waiting.
  */
 PG_FUNCTION_INFO_V1(outbox_cancel_timer);
 Datum
@@ -53,13 +53,13 @@ outbox_cancel_timer(PG_FUNCTION_ARGS)
 {
 	const pg_uuid_t *timer_id = outbox_arg_uuid(fcinfo, 0, "timer_id");
 
-	outbox_begin_call("outbox.cancel_timer()");
+	outbox_require_writable("outbox.cancel_timer()");
 	PG_RETURN_BOOL(outbox_cancel(outbox_store(OUTBOX_TIMERS), timer_id));
 }
 
 /*
  * outbox._add_run(job_name text, topic text, payload text) RETURNS bigint
- *		A run of a job is due now.
+ *		Inserts a run of a job that is due now.
  */
 PG_FUNCTION_INFO_V1(outbox_add_run);
 Datum
@@ -75,4 +75,28 @@ outbox_add_run(PG_FUNCTION_ARGS)
 	outbox_check_message(&message, "");
 	outbox_enqueue(outbox_store(OUTBOX_RUNS), &message, 1);
 	PG_RETURN_INT64(message.id);
+}
+
+/*
+ * outbox._put_back_due(owner_token uuid, id bigint, at timestamptz, run boolean)
+ *		RETURNS void Releases the lease of a timer or a run; it cannot be
+ *		claimed before "at", and the attempt does not count.
+ */
+PG_FUNCTION_INFO_V1(outbox_put_back_due);
+Datum
+outbox_put_back_due(PG_FUNCTION_ARGS)
+{
+	OutboxLeaseRef lease = {.id = PG_GETARG_INT64(1),.attempts = -1};
+	TimestampTz at = PG_GETARG_TIMESTAMPTZ(2);
+	OutboxSettle settle = {
+		.store = outbox_store(PG_GETARG_BOOL(3) ? OUTBOX_RUNS : OUTBOX_TIMERS),
+		.what = OUTBOX_RELEASE,
+		.owner = *PG_GETARG_UUID_P(0),
+		.nleases = 1,
+		.leases = &lease,
+		.not_before = &at
+	};
+
+	(void) outbox_settle(&settle);
+	PG_RETURN_VOID();
 }

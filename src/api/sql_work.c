@@ -1,6 +1,6 @@
 /*
  * sql_work.c
- *	  SQL functions by which workers take messages and settle them.
+ *	  SQL functions by which workers claim messages and settle them.
  */
 #include "postgres.h"
 
@@ -28,7 +28,7 @@
 #include "util/guc.h"
 #include "util/uuid.h"
 
-/* How the arguments of a function name messages. */
+/* The form of the arguments that name messages. */
 typedef enum MessageForm
 {
 	MANY,						/* ids bigint[], attempts int[] */
@@ -36,8 +36,8 @@ typedef enum MessageForm
 } MessageForm;
 
 /*
- * The SQL function "name" is what "body" does on one of the live tables; the
- * rest are further arguments of the body.
+ * Define the SQL function "name", which calls "body" for one of the live
+ * tables; the rest are further arguments of the body.
  */
 #define TWIN(name, body, ...) \
 	PG_FUNCTION_INFO_V1(name); \
@@ -62,6 +62,7 @@ return_message(TupleTableSlot *message, bool taken_over, void *arg)
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
 }
 
+/* Get the topics of a claim; NULL if the argument is null. */
 static void
 get_topics(FunctionCallInfo fcinfo, int arg, OutboxClaim *claim)
 {
@@ -83,7 +84,7 @@ get_topics(FunctionCallInfo fcinfo, int arg, OutboxClaim *claim)
 	}
 }
 
-/* The arguments that all claims have. */
+/* Get the arguments that all claims have. */
 static void
 get_claim(FunctionCallInfo fcinfo, OutboxClaim *claim)
 {
@@ -94,7 +95,7 @@ get_claim(FunctionCallInfo fcinfo, OutboxClaim *claim)
 									   outbox_batch_size, 1, OUTBOX_MAX_BATCH);
 }
 
-/* Those of claims on tables with topics, which need no owner_token. */
+/* Get the arguments of claims that select by topic. */
 static void
 get_filters(FunctionCallInfo fcinfo, OutboxClaim *claim)
 {
@@ -105,12 +106,23 @@ get_filters(FunctionCallInfo fcinfo, OutboxClaim *claim)
 										 PG_INT32_MAX);
 }
 
+/* Get the subscription of a claim. */
+static void
+get_subscription(FunctionCallInfo fcinfo, int arg, OutboxClaim *claim)
+{
+	if (PG_NARGS() <= arg)
+		return;
+	claim->subscription = outbox_arg_text_or_null(fcinfo, arg);
+	outbox_args_subscribers(claim->namespace, claim->subscription,
+							&claim->subscribers, &claim->nsubscribers);
+}
+
 /*
  * outbox.claim(owner_token uuid, lease_seconds int, batch_size int,
  *				namespace text, topics text[], tenant_id uuid,
- *				max_attempts int, wait_ms int) RETURNS SETOF outbox.message
- *		Take due messages, and lease them to the owner.  Without an
- *		owner_token the owner is a new one.
+ *				max_attempts int, wait_ms int, subscription text)
+ *		RETURNS SETOF outbox.message Leases due messages to the owner, or to a
+ *		new one without an owner_token.
  */
 static Datum
 claim_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
@@ -119,7 +131,7 @@ claim_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 	OutboxClaim claim = {0};
 	int			wait_ms;
 
-	outbox_begin_call("outbox.claim()");
+	outbox_require_writable("outbox.claim()");
 	claim.store = outbox_store(kind);
 	if (PG_ARGISNULL(0))
 		outbox_uuid7(GetCurrentTimestamp(), &claim.owner);
@@ -127,6 +139,7 @@ claim_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 		claim.owner = *PG_GETARG_UUID_P(0);
 	get_claim(fcinfo, &claim);
 	get_filters(fcinfo, &claim);
+	get_subscription(fcinfo, 8, &claim);
 	wait_ms = outbox_arg_int(fcinfo, 7, "wait_ms", 0, 0, OUTBOX_MAX_WAIT_MS);
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
@@ -137,14 +150,14 @@ claim_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 /*
  * outbox.claim_timers(owner_token uuid, lease_seconds int, batch_size int)
  *		RETURNS SETOF outbox.message
- *		The same for timers and runs, which are all alike.
+ *		The same for timers and runs, without selection.
  */
 static Datum
 claim_alike(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	OutboxClaim claim = {0};
 
-	outbox_begin_call("outbox.claim()");
+	outbox_require_writable("outbox.claim()");
 	claim.store = outbox_store(kind);
 	claim.owner = *outbox_arg_uuid(fcinfo, 0, "owner_token");
 	get_claim(fcinfo, &claim);
@@ -158,11 +171,11 @@ claim_alike(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 /* Settling                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* Attempts in an OutboxLeaseRef: whatever it is; and that of no lease. */
+/* Attempts in an OutboxLeaseRef: any; and one that no lease has. */
 #define ANY_ATTEMPT (-1)
 #define NO_ATTEMPT 0
 
-/* The leases named by two arrays; attempts may be null altogether. */
+/* Get the leases named by two arrays; the array of attempts may be null. */
 static void
 get_many(FunctionCallInfo fcinfo, int attempts_arg, OutboxSettle *settle)
 {
@@ -199,7 +212,7 @@ get_many(FunctionCallInfo fcinfo, int attempts_arg, OutboxSettle *settle)
 	}
 }
 
-/* The lease named by an id and an attempt, which may be null. */
+/* Get the lease named by an id and an attempt, which may be null. */
 static void
 get_one(FunctionCallInfo fcinfo, int attempt_arg, OutboxSettle *settle)
 {
@@ -217,8 +230,8 @@ get_one(FunctionCallInfo fcinfo, int attempt_arg, OutboxSettle *settle)
 }
 
 /*
- * What all functions that settle have: owner_token, then the messages; strict;
- * and attempts, unless attempts_arg is negative.
+ * Get the arguments that all settling functions have: owner_token, then the
+ * messages; strict; and attempts, unless attempts_arg is negative.
  */
 static void
 get_leases(FunctionCallInfo fcinfo, MessageForm form, int attempts_arg,
@@ -236,17 +249,17 @@ get_leases(FunctionCallInfo fcinfo, MessageForm form, int attempts_arg,
 /*
  * outbox.ack(owner_token uuid, ids bigint[], attempts int[], strict boolean)
  *		RETURNS int
- *		Messages are done.
+ *		Finishes messages.
  */
 static Datum
 ack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_ACK};
 
-	outbox_begin_call("outbox.ack()");
+	outbox_require_writable("outbox.ack()");
 	settle.store = outbox_store(kind);
 	get_leases(fcinfo, form, 2, 3, &settle);
-	/* what a run has to say is kept with it */
+	/* the output of a run is stored with it */
 	if (PG_NARGS() > 4)
 		settle.error = outbox_arg_text_or_null(fcinfo, 4);
 	PG_RETURN_INT32(outbox_settle(&settle));
@@ -255,14 +268,14 @@ ack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 /*
  * outbox.nack(owner_token uuid, ids bigint[], error text, delay interval,
  *			   attempts int[], strict boolean, max_attempts int) RETURNS int
- *		Messages could not be handled this time.
+ *		Returns messages for a retry.
  */
 static Datum
 nack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_NACK,.reason = OUTBOX_REASON_UNKNOWN};
 
-	outbox_begin_call("outbox.nack()");
+	outbox_require_writable("outbox.nack()");
 	settle.store = outbox_store(kind);
 	get_leases(fcinfo, form, 4, 5, &settle);
 	settle.error = outbox_arg_text_or_null(fcinfo, 2);
@@ -275,14 +288,14 @@ nack_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 /*
  * outbox.fail(owner_token uuid, ids bigint[], error text, reason int,
  *			   attempts int[], strict boolean) RETURNS int
- *		Messages cannot be handled at all.
+ *		Fails messages permanently.
  */
 static Datum
 fail_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_FAIL};
 
-	outbox_begin_call("outbox.fail()");
+	outbox_require_writable("outbox.fail()");
 	settle.store = outbox_store(kind);
 	get_leases(fcinfo, form, 4, 5, &settle);
 	settle.error = outbox_arg_text_or_null(fcinfo, 2);
@@ -294,14 +307,14 @@ fail_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 /*
  * outbox.renew(owner_token uuid, ids bigint[], lease_seconds int,
  *				attempts int[], strict boolean) RETURNS int
- *		Leases are to last longer, counted from now.
+ *		Renews leases, counted from now.
  */
 static Datum
 renew_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_RENEW};
 
-	outbox_begin_call("outbox.renew()");
+	outbox_require_writable("outbox.renew()");
 	settle.store = outbox_store(kind);
 	get_leases(fcinfo, form, 3, 4, &settle);
 	settle.lease_seconds = outbox_arg_int(fcinfo, 2, "lease_seconds",
@@ -312,14 +325,14 @@ renew_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 
 /*
  * outbox.release(owner_token uuid, ids bigint[], strict boolean) RETURNS int
- *		Leases are given back.
+ *		Releases leases.
  */
 static Datum
 release_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form)
 {
 	OutboxSettle settle = {.what = OUTBOX_RELEASE};
 
-	outbox_begin_call("outbox.release()");
+	outbox_require_writable("outbox.release()");
 	settle.store = outbox_store(kind);
 	get_leases(fcinfo, form, -1, 2, &settle);
 	PG_RETURN_INT32(outbox_settle(&settle));
@@ -327,27 +340,27 @@ release_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind, MessageForm form
 
 /*
  * outbox.release(owner_token uuid) RETURNS int
- *		The owner gives back whatever it has leased.  What else ends when an
- *		owner stops is ended here.
+ *		Releases all leases of an owner, and ends its waiting claims.
  */
 static Datum
 release_all(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
 	const pg_uuid_t *owner;
 
-	outbox_begin_call("outbox.release()");
+	outbox_require_writable("outbox.release()");
 	owner = outbox_arg_uuid(fcinfo, 0, "owner_token");
 	PG_RETURN_INT32(outbox_release_all(outbox_store(kind), owner));
 }
 
 /*
  * outbox.reap(batch_limit int) RETURNS int
- *		Return messages whose leases have ended, and fail expired ones.
+ *		Makes messages whose leases have ended ready again, and fails expired
+ *		ones.
  */
 static Datum
 reap_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 {
-	outbox_begin_call("outbox.reap()");
+	outbox_require_writable("outbox.reap()");
 	PG_RETURN_INT32(outbox_reap(outbox_store(kind),
 								outbox_arg_int(fcinfo, 0, "batch_limit",
 											   OUTBOX_MAX_BATCH, 1,
@@ -393,7 +406,7 @@ TWIN(outbox_reap_job_runs, reap_messages, OUTBOX_RUNS)
 
 /*
  * outbox.requeue(ids bigint[]) RETURNS int
- *		Put dead messages back.
+ *		Puts dead messages back.
  */
 static Datum
 requeue_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
@@ -401,7 +414,7 @@ requeue_messages(FunctionCallInfo fcinfo, OutboxStoreKind kind)
 	int64	   *ids;
 	int			n;
 
-	outbox_begin_call("outbox.requeue()");
+	outbox_require_writable("outbox.requeue()");
 	ids = outbox_arg_ids(fcinfo, 0, "ids", &n);
 	PG_RETURN_INT32(outbox_requeue(outbox_store(kind), ids, n));
 }
@@ -413,15 +426,14 @@ TWIN(outbox_requeue_job_runs, requeue_messages, OUTBOX_RUNS)
 
 /*
  * outbox.requeue_one(id bigint) RETURNS int
- *		The same with one.
- */
+ *		The same with one message. */
 PG_FUNCTION_INFO_V1(outbox_requeue_one);
 Datum
 outbox_requeue_one(PG_FUNCTION_ARGS)
 {
 	int64		id;
 
-	outbox_begin_call("outbox.requeue_one()");
+	outbox_require_writable("outbox.requeue_one()");
 	if (PG_ARGISNULL(0))
 		PG_RETURN_INT32(0);
 	id = PG_GETARG_INT64(0);
@@ -441,7 +453,8 @@ return_lease(OutboxWalk *walk, void *arg)
 
 /*
  * outbox._leased_ids() RETURNS SETOF bigint
- *		The messages in progress, found without reading those that are ready.
+ *		The ids of messages in progress, found without reading those that are
+ *		ready.
  */
 PG_FUNCTION_INFO_V1(outbox_leased_ids);
 Datum

@@ -1,11 +1,11 @@
 /*
  * trigger.c
- *	  The triggers of our tables: of outbox.queue and its siblings, for rows
- *	  that come by plain SQL, and of outbox.topics, outbox.handlers and the
- *	  tables of the router.
+ *	  Trigger functions: of the live tables, for rows written by plain SQL, and
+ *	  of outbox.topics, outbox.handlers, outbox.subscribers and the tables of
+ *	  the router.
  *
- * The functions in C do themselves what these triggers do, and fire none when
- * they write directly.
+ * The functions in C do themselves what these triggers do, and do not fire
+ * them when they write directly.
  */
 #include "postgres.h"
 
@@ -14,17 +14,22 @@
 #include "catalog/pg_trigger.h"
 #include "commands/sequence.h"
 #include "commands/trigger.h"
+#include "executor/spi.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
+#include "utils/xid8.h"
 
 #include "api/args.h"
+#include "core/cause.h"
 #include "core/enqueue.h"
 #include "outbox.h"
 #include "queue/dedupe.h"
+#include "queue/message_find.h"
+#include "queue/policy.h"
 #include "queue/queue.h"
 #include "queue/router.h"
 #include "queue/stream.h"
@@ -42,8 +47,8 @@
 #include "util/uuid.h"
 
 /*
- * The trigger must be one like those that the install script makes: "type" says
- * when it fires, and for what.
+ * Get the trigger data; an error unless the trigger is of the kind that the
+ * install script makes: "type" says when it fires, and for what.
  */
 static TriggerData *
 get_trigger_data(FunctionCallInfo fcinfo, const char *function, int16 type)
@@ -64,7 +69,7 @@ get_trigger_data(FunctionCallInfo fcinfo, const char *function, int16 type)
 	return trigger;
 }
 
-/* The live table that a trigger is on; NULL if it is none. */
+/* The live table that this relation is; NULL if it is none. */
 static const OutboxStore *
 live_table(Relation rel)
 {
@@ -85,7 +90,10 @@ refuse_relation(Relation rel, const char *function)
 					RelationGetRelationName(rel))));
 }
 
-/* The triggers of live tables know columns by their numbers. */
+/*
+ * Raise an error unless this is a live table, since columns are known by
+ * number.
+ */
 static void
 require_live_table(Relation rel, const char *function)
 {
@@ -113,12 +121,26 @@ text_column(const Datum *values, const bool *isnull, AttrNumber attnum)
 	return isnull[attnum - 1] ? NULL : DatumGetTextPP(values[attnum - 1]);
 }
 
-/* The message that somebody wants to insert; *times needs room for two. */
+/* Space for values that a message points to. */
+typedef struct InsertedValues
+{
+	TimestampTz due_time;
+	TimestampTz expires_at;
+	int32		priority;
+} InsertedValues;
+
+/* Make a message from a row that is inserted; it points to *space. */
 static void
 get_inserted_message(const Datum *values, const bool *isnull, OutboxMessage *message,
-					 TimestampTz *times)
+					 InsertedValues *space)
 {
 	memset(message, 0, sizeof(OutboxMessage));
+	if (!isnull[Q_SUBSCRIBER - 1] || !isnull[Q_PUBLISHED_ID - 1] ||
+		!isnull[Q_PUBLISHED_AT - 1])
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("deliveries cannot be inserted"),
+				 errhint("Call outbox.publish().")));
 	message->topic = text_column(values, isnull, Q_TOPIC);
 	message->payload = text_column(values, isnull, Q_PAYLOAD);
 	message->namespace = text_column(values, isnull, Q_NAMESPACE);
@@ -132,18 +154,30 @@ get_inserted_message(const Datum *values, const bool *isnull, OutboxMessage *mes
 	message->given_id = column(values, isnull, Q_MESSAGE_ID);
 	if (!isnull[Q_DUE_TIME - 1])
 	{
-		times[0] = DatumGetTimestampTz(values[Q_DUE_TIME - 1]);
-		message->due_time = &times[0];
+		space->due_time = DatumGetTimestampTz(values[Q_DUE_TIME - 1]);
+		message->due_time = &space->due_time;
 	}
 	if (!isnull[Q_EXPIRES_AT - 1])
 	{
-		times[1] = DatumGetTimestampTz(values[Q_EXPIRES_AT - 1]);
-		message->expires_at = &times[1];
+		space->expires_at = DatumGetTimestampTz(values[Q_EXPIRES_AT - 1]);
+		message->expires_at = &space->expires_at;
+	}
+	if (!isnull[Q_PRIORITY - 1])
+	{
+		space->priority = DatumGetInt16(values[Q_PRIORITY - 1]);
+		message->priority = &space->priority;
+	}
+	if (!isnull[Q_CAUSED_BY - 1])
+	{
+		message->has_cause = true;
+		message->cause = *DatumGetUUIDP(values[Q_CAUSED_BY - 1]);
 	}
 	outbox_check_message(message, "");
 }
 
-/* The turn of a stream, kept to the end of the transaction. */
+/*
+ * Take the turn of a stream, and hold its lock to the end of the transaction.
+ */
 static void
 keep_turn(Relation rel, const pg_uuid_t *stream, OutboxStreamTurn *turn)
 {
@@ -155,13 +189,18 @@ keep_turn(Relation rel, const pg_uuid_t *stream, OutboxStreamTurn *turn)
 }
 
 /*
- * Take the dedupe key of a message that is to be inserted; false if it is taken.
- * Not for a message whose id is there already: it will not be inserted.
+ * Take the dedupe key of a message that is inserted; false if it is taken.
+ * Does not take it for a message whose id exists, because that will not be
+ * inserted.
  */
 static bool
 take_key(Relation rel, OutboxMessage *message)
 {
-	pg_uuid_t	holder;
+	OutboxKeyTake take = {
+		.key = &message->dedupe_digest,
+		.message_id = &message->message_id,
+		.is_kept = outbox_message_is_kept
+	};
 	OutboxTable queue;
 	TupleTableSlot *slot;
 	TransactionId blocker;
@@ -183,30 +222,33 @@ take_key(Relation rel, OutboxMessage *message)
 		return true;
 	outbox_dedupe_digest(message->namespace, message->topic,
 						 message->dedupe_key, &message->dedupe_digest);
-	return outbox_dedupe_take(&message->dedupe_digest, &message->message_id,
-							  &holder);
+	return outbox_dedupe_take(&take);
 }
 
-/* A row that plain SQL inserts becomes what enqueue() would have made. */
+/* Complete a row that plain SQL inserts, as enqueue() would have made it. */
 static HeapTuple
 make_inserted(TriggerData *trigger, Datum *values, bool *isnull)
 {
 	TupleDesc	desc = RelationGetDescr(trigger->tg_relation);
 	TimestampTz now = GetCurrentTimestamp();
-	TimestampTz times[2];
+	InsertedValues space;
 	OutboxMessage message;
 	OutboxStreamTurn turn;
 	OutboxPlace place;
-	OutboxKey	key;
+	OutboxReadyKey key;
 
-	get_inserted_message(values, isnull, &message, times);
+	get_inserted_message(values, isnull, &message, &space);
 	if (message.given_id != NULL)
 		message.message_id = *message.given_id;
 	else
 		outbox_uuid7(now, &message.message_id);
+	outbox_cause_note(&message);
 	if (!take_key(trigger->tg_relation, &message))
 		return NULL;
 	outbox_check_given_id(&message);
+	if (message.priority == NULL)
+		message.topic_priority = outbox_policy_priority(message.namespace,
+														message.topic);
 	message.id = nextval_internal(outbox_catalog()->sequence, false);
 	if (message.stream_id != NULL)
 		keep_turn(trigger->tg_relation, message.stream_id, &turn);
@@ -223,11 +265,15 @@ lane_of(const Datum *values, const bool *isnull)
 
 	outbox_place_of(DatumGetTextPP(values[Q_NAMESPACE - 1]),
 					DatumGetTextPP(values[Q_TOPIC - 1]),
-					column(values, isnull, Q_TENANT_ID), &place);
+					column(values, isnull, Q_TENANT_ID),
+					isnull[Q_SUBSCRIBER - 1] ? 0 :
+					DatumGetInt32(values[Q_SUBSCRIBER - 1]),
+					isnull[Q_PRIORITY - 1] ? 0 :
+					DatumGetInt16(values[Q_PRIORITY - 1]), &place);
 	return place.lane;
 }
 
-/* Is a column the same in both rows? */
+/* Is a UUID the same in both rows? */
 static bool
 same_uuid(const Datum *a, const bool *anull, const Datum *b, const bool *bnull,
 		  AttrNumber attnum)
@@ -239,8 +285,8 @@ same_uuid(const Datum *a, const bool *anull, const Datum *b, const bool *bnull,
 }
 
 /*
- * A row that plain SQL writes lies in the lane of its topic, whatever it says of
- * that; and one that comes into another stream takes the last place there.
+ * Correct a row that plain SQL writes: it gets the lane of its topic; and if
+ * it has another stream than before, it takes the last place there.
  */
 static HeapTuple
 correct_row(TriggerData *trigger, HeapTuple tuple, Datum *values, bool *isnull)
@@ -250,7 +296,13 @@ correct_row(TriggerData *trigger, HeapTuple tuple, Datum *values, bool *isnull)
 	bool		changed = false;
 
 	if (isnull[Q_NAMESPACE - 1] || isnull[Q_TOPIC - 1])
-		return tuple;			/* will be refused */
+		return tuple;			/* a constraint will reject it */
+	if (!isnull[Q_PRIORITY - 1])
+	{
+		int32		priority = DatumGetInt16(values[Q_PRIORITY - 1]);
+
+		outbox_check_priority(&priority, "");
+	}
 	if (isnull[Q_LANE - 1] ||
 		DatumGetInt64(values[Q_LANE - 1]) != lane_of(values, isnull))
 	{
@@ -284,8 +336,8 @@ correct_row(TriggerData *trigger, HeapTuple tuple, Datum *values, bool *isnull)
 }
 
 /*
- * Plain SQL inserts what is usually inserted by functions only: it comes from a
- * dump, unless it is one of these functions that does so, by SQL.
+ * Plain SQL inserts rows that usually only functions insert: they come from a
+ * dump, unless one of these functions does so by SQL.
  */
 static void
 note_loading(void)
@@ -296,7 +348,8 @@ note_loading(void)
 
 /*
  * outbox._loads() RETURNS trigger
- *		Before rows are inserted by SQL into a table that is not for users.
+ *		BEFORE INSERT on a table that users do not write: records that a dump
+ *		is being loaded.
  */
 PG_FUNCTION_INFO_V1(outbox_loads);
 Datum
@@ -309,13 +362,36 @@ outbox_loads(PG_FUNCTION_ARGS)
 }
 
 /*
+ * outbox._publication_loaded() RETURNS trigger
+ *		BEFORE INSERT of a publication by SQL: it counts as published by this
+ *		transaction.
+ */
+PG_FUNCTION_INFO_V1(outbox_publication_loaded);
+Datum
+outbox_publication_loaded(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._publication_loaded",
+											TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE |
+											TRIGGER_TYPE_INSERT);
+	int			column = SPI_fnumber(RelationGetDescr(trigger->tg_relation), "xid");
+	Datum		xid = FullTransactionIdGetDatum(GetTopFullTransactionId());
+	bool		isnull = false;
+
+	if (column <= 0)
+		refuse_relation(trigger->tg_relation, "outbox._publication_loaded");
+	return PointerGetDatum(heap_modify_tuple_by_cols(trigger->tg_trigtuple,
+													 RelationGetDescr(trigger->tg_relation),
+													 1, &column, &xid, &isnull));
+}
+
+/*
  * outbox._queue_written() RETURNS trigger
- *		Before a row of a live table is inserted or updated by plain SQL.  In the
- *		queue, what is inserted becomes what enqueue() with the same values would
- *		have made; a message whose dedupe key is taken is not inserted.
+ *		BEFORE INSERT OR UPDATE of a row of a live table by plain SQL.  In the
+ *		queue, an inserted row is completed as enqueue() would have done with
+ *		the same values; a message whose dedupe key is taken is not inserted.
  *
- *		A row that brings its own id is left as it is, except for its lane: this
- *		is how messages come back from a dump.
+ *		A row that has an id is left unchanged, except for its lane, because
+ *		that is how messages are restored from a dump.
  */
 PG_FUNCTION_INFO_V1(outbox_queue_written);
 Datum
@@ -340,11 +416,11 @@ outbox_queue_written(PG_FUNCTION_ARGS)
 	return PointerGetDatum(correct_row(trigger, tuple, values, isnull));
 }
 
-/* A row as it was, or is now, in one of the live tables. */
+/* The old or the new version of a row of a live table. */
 typedef struct WrittenRow
 {
 	OutboxPlace place;
-	OutboxKey	key;
+	OutboxReadyKey key;
 	bool		leased;
 	TimestampTz locked_until;
 	bool		in_stream;
@@ -359,13 +435,13 @@ read_row(TupleTableSlot *slot, WrittenRow *row)
 	Datum		locked_until = slot_getattr(slot, Q_LOCKED_UNTIL, &isnull);
 
 	outbox_queue_place(slot, &row->place);
-	row->key = outbox_queue_key(slot);
+	row->key = outbox_queue_ready_key(slot);
 	row->leased = !isnull;
 	row->locked_until = isnull ? 0 : DatumGetTimestampTz(locked_until);
 	row->in_stream = outbox_stream_of(slot, &row->stream, &row->seq);
 }
 
-/* A row has left its place, and perhaps its stream. */
+/* Note that a row has left its place, and perhaps its stream. */
 static void
 note_old_row(Relation rel, TupleTableSlot *slot, const WrittenRow *old)
 {
@@ -383,7 +459,7 @@ note_old_row(Relation rel, TupleTableSlot *slot, const WrittenRow *old)
 	outbox_table_close(&queue);
 }
 
-/* A timer or run is there, which the worker dispatches when it is due. */
+/* Note for the worker when a timer or run is due. */
 static void
 note_for_worker(Oid relid, const WrittenRow *new)
 {
@@ -397,7 +473,7 @@ note_for_worker(Oid relid, const WrittenRow *new)
 		outbox_wake_note_worker();
 }
 
-/* A row is in a place. */
+/* Note the place of a row. */
 static void
 note_new_row(Relation rel, TupleTableSlot *slot, const WrittenRow *new)
 {
@@ -409,7 +485,7 @@ note_new_row(Relation rel, TupleTableSlot *slot, const WrittenRow *new)
 	if (!isnull)
 		outbox_wake_note_due(DatumGetTimestampTz(expires_at));
 	note_for_worker(relid, new);
-	/* its place in the stream need not be the last */
+	/* its place in the stream may not be the last */
 	if (new->in_stream)
 		outbox_stream_cursor_forget(relid, &new->stream);
 	if (new->leased)
@@ -420,8 +496,8 @@ note_new_row(Relation rel, TupleTableSlot *slot, const WrittenRow *new)
 
 /*
  * outbox._queue_changed() RETURNS trigger
- *		After a row of a live table was inserted, updated or deleted by plain SQL:
- *		note where it is now, and where it was before.
+ *		AFTER INSERT, UPDATE or DELETE of a row of a live table by plain SQL:
+ *		notes where it is now, and where it was before.
  */
 PG_FUNCTION_INFO_V1(outbox_queue_changed);
 Datum
@@ -460,7 +536,8 @@ outbox_queue_changed(PG_FUNCTION_ARGS)
 
 /*
  * outbox._queue_truncated() RETURNS trigger
- *		Before a live table is truncated: forget all that is known of it.
+ *		BEFORE TRUNCATE of a live table: makes shared memory forget everything
+ *		about it.
  */
 PG_FUNCTION_INFO_V1(outbox_queue_truncated);
 Datum
@@ -477,19 +554,27 @@ outbox_queue_truncated(PG_FUNCTION_ARGS)
 
 /*
  * outbox._topics_changed() RETURNS trigger
- *		After each change of outbox.topics: every backend must read it again.
+ *		AFTER each change of a row of outbox.topics, outbox.handlers or
+ *		outbox.subscribers, and TRUNCATE: makes every backend read the table
+ *		again.
  */
 PG_FUNCTION_INFO_V1(outbox_topics_changed);
 Datum
 outbox_topics_changed(PG_FUNCTION_ARGS)
 {
+	bool		truncate = CALLED_AS_TRIGGER(fcinfo) &&
+	TRIGGER_FIRED_BY_TRUNCATE(((TriggerData *) fcinfo->context)->tg_event);
 	TriggerData *trigger = get_trigger_data(fcinfo, "outbox._topics_changed",
+											truncate ?
 											TRIGGER_TYPE_STATEMENT | TRIGGER_TYPE_AFTER |
+											TRIGGER_TYPE_TRUNCATE :
+											TRIGGER_TYPE_ROW | TRIGGER_TYPE_AFTER |
 											TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE |
-											TRIGGER_TYPE_DELETE | TRIGGER_TYPE_TRUNCATE);
+											TRIGGER_TYPE_DELETE);
 	Oid			relid = RelationGetRelid(trigger->tg_relation);
 
-	if (relid != outbox_catalog()->topics && relid != outbox_catalog()->handlers)
+	if (relid != outbox_catalog()->topics && relid != outbox_catalog()->handlers &&
+		relid != outbox_catalog()->subscribers)
 		refuse_relation(trigger->tg_relation, "outbox._topics_changed");
 	CacheInvalidateRelcache(trigger->tg_relation);
 	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
@@ -499,8 +584,8 @@ outbox_topics_changed(PG_FUNCTION_ARGS)
 
 /*
  * outbox._routes_changed() RETURNS trigger
- *		After each change of a route, a store or the default: every backend
- *		must look again.
+ *		AFTER each change of a route, a store or the default: makes every
+ *		backend look up routes again.
  */
 PG_FUNCTION_INFO_V1(outbox_routes_changed);
 Datum

@@ -1,21 +1,25 @@
 /*
  * cancel.c
- *	  Taking back, or putting off, what has not been handed out yet.
+ *	  Removing, cancelling, changing, or postponing messages that are waiting.
  *
- * A message waits if it is ready, or if its lease has ended and no claim has
- * taken it since.  Anything else is passed over.  A message that waits and is being
- * changed by another transaction is waited for, or passed over, as the caller
- * wants it; joins that other transactions have locked are counted later (join.c).
+ * A message is waiting if it is ready, or if its lease has ended and no claim
+ * has taken it since.  Any other message is skipped.  If another transaction
+ * is changing a waiting message, the caller chooses whether to wait for that
+ * transaction or to skip the message; joins that other transactions have
+ * locked are counted later (join.c).
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "core/cancel.h"
 #include "outbox.h"
 #include "queue/history.h"
+#include "queue/policy.h"
 #include "queue/queue.h"
 #include "queue/stream.h"
 #include "table/catalog.h"
@@ -23,8 +27,12 @@
 #include "table/keylock.h"
 #include "table/probe.h"
 #include "table/table.h"
+#include "util/guc.h"
 
-/* The next message of its stream, if it has one, may be claimable. */
+/*
+ * Report that the next message of its stream, if there is one, may be
+ * claimable.
+ */
 static void
 note_next(OutboxTable *table, TupleTableSlot *message)
 {
@@ -37,7 +45,7 @@ note_next(OutboxTable *table, TupleTableSlot *message)
 	outbox_stream_scan_end(&streams);
 }
 
-/* Take a message out that is still waiting; false if it is not. */
+/* Remove a message that is still waiting; false if it is not. */
 static bool
 take_out(OutboxTable *table, OutboxProbe *probe, TupleTableSlot *slot,
 		 const pg_uuid_t *message_id)
@@ -58,7 +66,7 @@ take_out(OutboxTable *table, OutboxProbe *probe, TupleTableSlot *slot,
 		{
 			if (!TransactionIdIsValid(blocker))
 				return false;
-			/* it may be given back, and it may not */
+			/* the lease may be released, or it may stand */
 			outbox_xact_wait(blocker);
 			continue;
 		}
@@ -70,15 +78,15 @@ take_out(OutboxTable *table, OutboxProbe *probe, TupleTableSlot *slot,
 			case OUTBOX_ROW_REFUSED:
 				return false;
 			default:
-				/* somebody was faster: look again */
+				/* changed concurrently: look again */
 				break;
 		}
 	}
 }
 
 /*
- * Remove a message that is still waiting from a live table; false if it is
- * not there, or is leased.  Nothing is kept of it.
+ * Remove a message that is still waiting from a live table; false if it is not
+ * there, or is leased.  No history is kept.
  */
 bool
 outbox_cancel(const OutboxStore *store, const pg_uuid_t *message_id)
@@ -100,16 +108,16 @@ outbox_cancel(const OutboxStore *store, const pg_uuid_t *message_id)
 }
 
 /* ---------------------------------------------------------------------- */
-/* By an operator                                                         */
+/* By an operator, or by an enqueue with the same dedupe key              */
 /* ---------------------------------------------------------------------- */
 
-/* What becomes of messages that wait, in one call. */
+/* State of one call that operates on waiting messages. */
 typedef struct Operator
 {
 	const OutboxOperation *operation;
 	OutboxTable queue;
 	TimestampTz now;
-	TupleTableSlot *slot;		/* the message at hand */
+	TupleTableSlot *slot;		/* the current message */
 	TupleTableSlot *row;		/* its next version */
 	OutboxHistory history;
 	OutboxGoneBack gone_back;
@@ -124,12 +132,19 @@ is_waiting(TupleTableSlot *message, TimestampTz now)
 		DatumGetTimestampTz(outbox_row_get(message, Q_LOCKED_UNTIL)) <= now;
 }
 
+/*
+ * Move the message to dead, or delete it (purge), and free its dedupe key.
+ * The message behind it in its stream may become claimable.
+ */
 static OutboxRowResult
 take_back(Operator *op, TransactionId *blocker)
 {
 	OutboxOutcome outcome = {
 		.status = OUTBOX_DEAD,
-		.reason = OUTBOX_REASON_CANCELLED,
+		.reason = op->operation->reason != OUTBOX_REASON_NONE ?
+		op->operation->reason : OUTBOX_REASON_CANCELLED,
+		.error = op->operation->error != NULL ?
+		cstring_to_text(op->operation->error) : NULL,
 		.frees_key = true,
 		.leave_nothing = op->operation->what == OUTBOX_PURGE
 	};
@@ -146,15 +161,48 @@ take_back(Operator *op, TransactionId *blocker)
 	return result;
 }
 
-static OutboxRowResult
-put_off(Operator *op, TransactionId *blocker)
+/*
+ * The due time of a message created at created_at that is debounced to
+ * due_time: it is limited, so that a message cannot be postponed forever.
+ */
+TimestampTz
+outbox_debounced_due_time(TimestampTz created_at, TimestampTz due_time)
 {
-	TimestampTz due_time = op->operation->due_time;
+	if (TIMESTAMP_NOT_FINITE(created_at))
+		return Min(due_time, created_at);
+	return Min(due_time,
+			   TimestampTzPlusMilliseconds(created_at, outbox_debounce_max));
+}
+
+/*
+ * Will the message still be handed out as it is?  A message that will go to
+ * dead is not, and neither is a wait, which is evaluated instead.
+ */
+static bool
+is_to_come(Operator *op)
+{
+	const text *topic = DatumGetTextPP(outbox_row_get(op->slot, Q_TOPIC));
+	OutboxPolicy policy;
+
+	if (VARSIZE_ANY_EXHDR(topic) == strlen(outbox_join_wait_topic) &&
+		memcmp(VARDATA_ANY(topic), outbox_join_wait_topic,
+			   VARSIZE_ANY_EXHDR(topic)) == 0)
+		return false;
+	outbox_policy_of(op->queue.store, op->slot, &policy);
+	return outbox_queue_fate(op->slot, &policy, 0, op->now) == OUTBOX_FATE_LIVE;
+}
+
+/*
+ * Write the next version of a message.  If it has a lease, which has ended,
+ * that is removed: its owner has the old version of the message, and must not
+ * finish the new one.
+ */
+static OutboxRowResult
+write_change(Operator *op, TransactionId *blocker)
+{
 	bool		was_leased = DatumGetInt16(outbox_row_get(op->slot, Q_STATUS)) != OUTBOX_READY;
 	OutboxRowResult result;
 
-	outbox_queue_make_ready(op->row, op->slot, Max(due_time, op->now), op->now);
-	outbox_row_set(op->row, Q_DUE_TIME, TimestampTzGetDatum(due_time));
 	result = outbox_queue_update(&op->queue, op->slot, op->row,
 								 op->operation->wait, blocker);
 	if (result == OUTBOX_ROW_OK && was_leased)
@@ -162,7 +210,104 @@ put_off(Operator *op, TransactionId *blocker)
 	return result;
 }
 
-/* Do with one message what is to be done; false if it does not wait. */
+static OutboxRowResult
+put_off(Operator *op, TransactionId *blocker)
+{
+	TimestampTz due_time = op->operation->due_time;
+	TimestampTz at = Max(due_time, op->now);
+
+	outbox_queue_make_ready(op->row, op->slot, at, op->now);
+	outbox_row_set(op->row, Q_DUE_TIME, TimestampTzGetDatum(due_time));
+	return write_change(op, blocker);
+}
+
+/*
+ * Replace payload and headers.  A message that is ready keeps its place, so
+ * the update is HOT, and nothing changes for its stream and lane.
+ */
+static OutboxRowResult
+replace(Operator *op, TransactionId *blocker)
+{
+	const OutboxOperation *operation = op->operation;
+	TimestampTz at = outbox_queue_ready_key(op->slot).at;
+
+	if (DatumGetInt16(outbox_row_get(op->slot, Q_STATUS)) != OUTBOX_READY)
+		at = op->now;
+	outbox_queue_make_ready(op->row, op->slot, at, op->now);
+	outbox_row_set(op->row, Q_PAYLOAD, PointerGetDatum(operation->payload));
+	if (operation->headers != NULL)
+		outbox_row_set(op->row, Q_HEADERS, PointerGetDatum(operation->headers));
+	else
+		outbox_row_set_null(op->row, Q_HEADERS);
+	return write_change(op, blocker);
+}
+
+/* Does the operation change the message's due time? */
+static bool
+changes_due_time(Operator *op)
+{
+	bool		was_null;
+	Datum		old = slot_getattr(op->slot, Q_DUE_TIME, &was_null);
+
+	return DatumGetInt16(outbox_row_get(op->slot, Q_STATUS)) != OUTBOX_READY ||
+		outbox_row_get(op->row, Q_NEXT_ATTEMPT_AT) !=
+		outbox_row_get(op->slot, Q_NEXT_ATTEMPT_AT) ||
+		op->row->tts_isnull[Q_DUE_TIME - 1] != was_null ||
+		(!was_null && outbox_row_get(op->row, Q_DUE_TIME) != old);
+}
+
+/*
+ * Change the due time.  A message that is already due keeps its place if it
+ * would become due now; so does a message that is already postponed to the
+ * limit, however often it is debounced.  A retry is not brought forward.
+ */
+static OutboxRowResult
+debounce(Operator *op, TransactionId *blocker)
+{
+	const TimestampTz *wanted = op->operation->debounce_to;
+	TimestampTz created_at = DatumGetTimestampTz(outbox_row_get(op->slot, Q_CREATED_AT));
+	TimestampTz old_at = outbox_queue_ready_key(op->slot).at;
+	TimestampTz due_time = 0;
+	TimestampTz at = Min(old_at, op->now);
+
+	if (wanted != NULL)
+	{
+		due_time = outbox_debounced_due_time(created_at, *wanted);
+		if (*wanted > op->now)
+			at = due_time;
+	}
+	if (DatumGetInt32(outbox_row_get(op->slot, Q_RETRY_COUNT)) > 0)
+		at = Max(at, old_at);
+	if (DatumGetInt16(outbox_row_get(op->slot, Q_STATUS)) != OUTBOX_READY)
+		at = Max(at, op->now);
+	outbox_queue_make_ready(op->row, op->slot, at, op->now);
+	if (wanted != NULL)
+		outbox_row_set(op->row, Q_DUE_TIME, TimestampTzGetDatum(due_time));
+	else
+		outbox_row_set_null(op->row, Q_DUE_TIME);
+	return changes_due_time(op) ? write_change(op, blocker) : OUTBOX_ROW_OK;
+}
+
+/* Carry out the operation on the current message, which is waiting. */
+static OutboxRowResult
+deal_with(Operator *op, TransactionId *blocker)
+{
+	switch (op->operation->what)
+	{
+		case OUTBOX_DISCARD:
+		case OUTBOX_PURGE:
+			return take_back(op, blocker);
+		case OUTBOX_RESCHEDULE:
+			return put_off(op, blocker);
+		case OUTBOX_REPLACE:
+			return is_to_come(op) ? replace(op, blocker) : OUTBOX_ROW_REFUSED;
+		case OUTBOX_DEBOUNCE:
+			return is_to_come(op) ? debounce(op, blocker) : OUTBOX_ROW_REFUSED;
+	}
+	pg_unreachable();
+}
+
+/* Carry out the operation on one message; false if it is not waiting. */
 static bool
 operate(Operator *op, OutboxProbe *probe, Datum key)
 {
@@ -191,20 +336,19 @@ operate(Operator *op, OutboxProbe *probe, Datum key)
 			outbox_xact_wait(blocker);
 			continue;
 		}
-		result = op->operation->what == OUTBOX_RESCHEDULE ?
-			put_off(op, &blocker) : take_back(op, &blocker);
+		result = deal_with(op, &blocker);
 		if (result == OUTBOX_ROW_OK)
 			return true;
 		if (result == OUTBOX_ROW_REFUSED || !wait)
 			return false;
-		/* another transaction was faster: look again */
+		/* changed concurrently: look again */
 	}
 }
 
 static void
 begin_operator(Operator *op, const OutboxOperation *operation)
 {
-	/* what this transaction did before must be seen, and can be changed */
+	/* see earlier changes of this transaction; they can be changed, too */
 	CommandCounterIncrement();
 	memset(op, 0, sizeof(Operator));
 	op->operation = operation;
@@ -229,8 +373,8 @@ end_operator(Operator *op)
 }
 
 /*
- * Cancel, purge or reschedule messages of the queue that wait; how many there
- * were.  The ids must be in order, each once.
+ * Carry out an operation on messages of the queue that are waiting; returns
+ * how many were.  The ids must be in ascending order, without duplicates.
  */
 int
 outbox_operate(const OutboxOperation *operation, const int64 *ids, int nids)
@@ -254,7 +398,7 @@ outbox_operate(const OutboxOperation *operation, const int64 *ids, int nids)
 	return n;
 }
 
-/* The same with one message, by its message_id; false if it does not wait. */
+/* The same with one message, by its message_id; false if it is not waiting. */
 bool
 outbox_operate_message(const OutboxOperation *operation,
 					   const pg_uuid_t *message_id)

@@ -2,17 +2,19 @@
  * claim.c
  *	  Handing out messages.
  *
- * A claim visits the lanes of the topics that were asked for (merge.c), decides
- * of each message that is due whether the caller may have it, and leases it by
- * updating its row without waiting, which is FOR UPDATE SKIP LOCKED and the lease
- * in one.  The update is HOT, since nothing that it changes is in an index.
+ * A claim visits the lanes of the requested topics (merge.c), decides for each
+ * message that is due whether the caller may have it, and leases it by
+ * updating its row without waiting, which is FOR UPDATE SKIP LOCKED and the
+ * lease in one step.  The update is HOT, because no index contains a column
+ * that it changes.
  *
- * Where a message of a stream was taken, the next one of the stream can be taken
- * as well: it is visited in its order among the others, wherever it lies.
+ * When a message of a stream has been taken, the next one of the stream can be
+ * taken as well: it is visited in its order among the others, whatever its
+ * lane.
  *
- * A message that has had its attempts, or has expired, is moved to the dead on the
- * way, but only so many of them in one call.  Apart from that, a claim writes
- * nothing but leases.
+ * A claim moves messages that are out of attempts or have expired to dead as
+ * it comes across them, up to MAX_BURIED in one call.  Apart from that, it
+ * writes nothing but leases.
  */
 #include "postgres.h"
 
@@ -28,12 +30,14 @@
 #include "compat.h"
 #include "core/claim.h"
 #include "outbox.h"
+#include "queue/count.h"
 #include "queue/handler.h"
 #include "queue/history.h"
 #include "queue/merge.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
 #include "queue/stream.h"
+#include "queue/subscriber.h"
 #include "queue/walk.h"
 #include "shmem/claimers.h"
 #include "shmem/lane_xact.h"
@@ -42,11 +46,12 @@
 #include "table/probe.h"
 #include "table/table.h"
 #include "table/tidcache.h"
+#include "trace.h"
 #include "util/guc.h"
 #include "util/hash.h"
 #include "util/uuid.h"
 
-/* Messages that one claim moves to the dead at most. */
+/* Maximum number of messages that one claim moves to dead. */
 #define MAX_BURIED 1000
 
 /* What to do with a message. */
@@ -55,13 +60,13 @@ typedef enum Decision
 	CLAIM_TAKE,
 	CLAIM_BURY,					/* as its fate says */
 	CLAIM_LEAVE,				/* for others */
-	CLAIM_LEAVE_FOR,			/* for one owner, who alone may have it */
-	CLAIM_PREFER,				/* for one owner, who should rather have it */
-	CLAIM_PASS,					/* another one of its stream is before it */
+	CLAIM_LEAVE_FOR,			/* only one owner may have it */
+	CLAIM_PREFER,				/* another owner is preferred */
+	CLAIM_PASS,					/* an earlier one of its stream comes first */
 	CLAIM_UNDECIDED				/* until a transaction has ended */
 } Decision;
 
-/* A decision, and what it is about. */
+/* A decision, with its details. */
 typedef struct Verdict
 {
 	Decision	decision;
@@ -71,7 +76,7 @@ typedef struct Verdict
 	bool		first;			/* CLAIM_TAKE: in its stream */
 } Verdict;
 
-/* What became of a message. */
+/* What was done with a message. */
 typedef enum Outcome
 {
 	CLAIM_TAKEN,
@@ -81,7 +86,7 @@ typedef enum Outcome
 	CLAIM_REFUSED				/* by a trigger of the user */
 } Outcome;
 
-/* A claim under way. */
+/* State of a claim. */
 typedef struct Claimer
 {
 	const OutboxClaim *claim;
@@ -104,6 +109,7 @@ typedef struct Claimer
 	int			ntaken;
 	int64		last_lane;		/* of the message last taken */
 	int			nburied;
+	bool		skips_reserved; /* lanes that must be named, by others */
 } Claimer;
 
 /* ---------------------------------------------------------------------- */
@@ -131,7 +137,7 @@ cmp_hash(const void *a, const void *b)
 	return ha < hb ? -1 : ha > hb;
 }
 
-/* In which lanes a claim looks. */
+/* Set the filter for the lanes that a claim visits. */
 void
 outbox_claim_filter(const OutboxClaim *claim, OutboxLaneFilter *filter)
 {
@@ -166,9 +172,11 @@ outbox_claim_filter(const OutboxClaim *claim, OutboxLaneFilter *filter)
 		filter->topic_hashes = hashes;
 		filter->ntopics = n;
 	}
+	filter->subscribers = claim->subscribers;
+	filter->nsubscribers = claim->nsubscribers;
 }
 
-/* Put the names of the topics in order, to be searched. */
+/* Sort the names of the topics, for bsearch. */
 static void
 sort_topics(Claimer *claimer)
 {
@@ -182,23 +190,31 @@ sort_topics(Claimer *claimer)
 	qsort(claimer->topics, claimer->ntopics, sizeof(text *), cmp_text);
 }
 
-/* Must the claim not touch this lane? */
+/* OutboxMerge callback: must the claim skip this lane? */
 static bool
 skips_lane(const OutboxPlace *place, void *arg)
 {
-	const Claimer *claimer = arg;
+	Claimer    *claimer = arg;
 	int64		topic_key = outbox_place_topic_key(place);
 
 	OutboxStoreKind kind = claimer->claim->store->kind;
 
+	if (place->subscriber != 0)
+		return outbox_policy_subscriber_is_paused(place->subscriber);
 	if (kind == OUTBOX_QUEUE && claimer->claim->topics == NULL &&
 		(place->topic_hash == claimer->wait_topic ||
 		 outbox_handler_serves(topic_key, NULL)))
+	{
+		claimer->skips_reserved = true;
 		return true;
+	}
 	return outbox_policy_topic_is_paused(kind, topic_key);
 }
 
-/* The topic of waits, and those that handlers serve, must be named. */
+/*
+ * Is the topic given only to claims that name it?  The topic of waits is, and
+ * so are those that have a handler.
+ */
 static bool
 topic_reserved(const text *namespace, const text *topic)
 {
@@ -207,7 +223,7 @@ topic_reserved(const text *namespace, const text *topic)
 
 	return (VARSIZE_ANY_EXHDR(topic) == len &&
 			memcmp(VARDATA_ANY(topic), wait_topic, len) == 0) ||
-		(outbox_handlers() != NIL &&
+		(outbox_handlers_of_topics() &&
 		 outbox_handler_serves(outbox_topic_key(namespace, topic), topic));
 }
 
@@ -216,6 +232,7 @@ topic_wanted(const Claimer *claimer, const text *namespace, const text *topic)
 {
 	if (claimer->topics == NULL)
 		return claimer->claim->store->kind != OUTBOX_QUEUE ||
+			claimer->claim->subscribers != NULL ||
 			!topic_reserved(namespace, topic);
 	return bsearch(&topic, claimer->topics, claimer->ntopics, sizeof(text *),
 				   cmp_text) != NULL;
@@ -234,6 +251,22 @@ tenant_wanted(const OutboxClaim *claim, TupleTableSlot *message)
 		outbox_uuid_equal(DatumGetUUIDP(tenant), claim->tenant);
 }
 
+/*
+ * A claim that names a subscription gets only its deliveries; any other claim
+ * gets no deliveries.
+ */
+static bool
+subscriber_wanted(const OutboxClaim *claim, TupleTableSlot *message)
+{
+	bool		isnull;
+	Datum		value = slot_getattr(message, Q_SUBSCRIBER, &isnull);
+
+	if (isnull || claim->subscribers == NULL)
+		return isnull && claim->subscribers == NULL;
+	return outbox_int32s_have(claim->subscribers, claim->nsubscribers,
+							  DatumGetInt32(value));
+}
+
 /* ---------------------------------------------------------------------- */
 /* Decisions                                                              */
 /* ---------------------------------------------------------------------- */
@@ -249,7 +282,7 @@ open_streams(Claimer *claimer)
 	return &claimer->streams;
 }
 
-/* As far as its stream goes. */
+/* Decide as far as the order of the stream is concerned. */
 static void
 consider_stream(Claimer *claimer, TupleTableSlot *message, int64 held_to,
 				Verdict *verdict)
@@ -287,8 +320,8 @@ consider_stream(Claimer *claimer, TupleTableSlot *message, int64 held_to,
 }
 
 /*
- * What must be done with this message, which is due?  held_to: up to there its
- * stream is known to be the claimer's.
+ * Decide what to do with this message, which is due.  Its stream is known to
+ * be leased to the claimer up to held_to.
  */
 static void
 consider(Claimer *claimer, TupleTableSlot *message, int64 held_to,
@@ -303,10 +336,11 @@ consider(Claimer *claimer, TupleTableSlot *message, int64 held_to,
 	verdict->decision = CLAIM_LEAVE;
 	if ((claim->namespace != NULL &&
 		 !outbox_text_equal(claim->namespace, namespace)) ||
+		!subscriber_wanted(claim, message) ||
 		!topic_wanted(claimer, namespace, topic) ||
 		!tenant_wanted(claim, message))
 		return;
-	outbox_policy_get(claim->store, namespace, topic, &policy);
+	outbox_policy_of(claim->store, message, &policy);
 	if (policy.paused)
 		return;
 
@@ -339,7 +373,9 @@ is_leased(TupleTableSlot *message)
 	return DatumGetInt16(outbox_row_get(message, Q_STATUS)) == OUTBOX_IN_PROGRESS;
 }
 
-/* Make the version of the message in which it is leased to the claimer. */
+/*
+ * Make the version of the row in which the message is leased to the claimer.
+ */
 static void
 make_leased_row(Claimer *claimer, TupleTableSlot *message)
 {
@@ -348,6 +384,7 @@ make_leased_row(Claimer *claimer, TupleTableSlot *message)
 	outbox_new_row_from(row, message);
 	outbox_row_set(row, Q_STATUS, Int16GetDatum(OUTBOX_IN_PROGRESS));
 	outbox_row_set(row, Q_OWNER_TOKEN, UUIDPGetDatum(&claimer->claim->owner));
+	outbox_row_set(row, Q_LEASED_AT, TimestampTzGetDatum(claimer->now));
 	outbox_row_set(row, Q_LOCKED_UNTIL,
 				   TimestampTzGetDatum(claimer->locked_until));
 	outbox_row_set(row, Q_ATTEMPTS,
@@ -361,14 +398,13 @@ make_leased_row(Claimer *claimer, TupleTableSlot *message)
 }
 
 /*
- * Lease a message to the claimer.  If it is a walk that stands on the message, the
- * walk knows of the lease.
+ * Tell claimers.c about this claim, once for consecutive messages of one lane.
  */
-/* Leave a note of this claim, once for the messages of a lane in a row. */
 static void
 note_topic(Claimer *claimer, TupleTableSlot *message)
 {
 	int64		lane = DatumGetInt64(outbox_row_get(message, Q_LANE));
+	const OutboxSubscriber *subscriber;
 	const text *namespace;
 	const text *topic;
 
@@ -376,11 +412,25 @@ note_topic(Claimer *claimer, TupleTableSlot *message)
 		return;
 	claimer->last_lane = lane;
 	namespace = DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE));
+	if (!slot_attisnull(message, Q_SUBSCRIBER))
+	{
+		subscriber = outbox_subscriber_get(DatumGetInt32(outbox_row_get(message, Q_SUBSCRIBER)));
+		if (subscriber != NULL)
+			outbox_claimers_note_topic(namespace, subscriber->name, true,
+									   outbox_subscriber_key(subscriber->id),
+									   claimer->now);
+		return;
+	}
 	topic = DatumGetTextPP(outbox_row_get(message, Q_TOPIC));
-	outbox_claimers_note_topic(namespace, topic,
+	outbox_claimers_note_topic(namespace, topic, false,
 							   outbox_topic_key(namespace, topic), claimer->now);
 }
 
+/*
+ * Lease a message to the claimer.  "walked": it is the current row of a walk,
+ * which will report the change itself.  "first": it is known to be the first of
+ * its stream.
+ */
 static OutboxRowResult
 take(Claimer *claimer, TupleTableSlot *message, bool walked, bool first,
 	 TransactionId *blocker)
@@ -400,12 +450,15 @@ take(Claimer *claimer, TupleTableSlot *message, bool walked, bool first,
 	if (result != OUTBOX_ROW_OK)
 		return result;
 
+	OUTBOX_TRACE_ROW(slot_attisnull(message, Q_STREAM_ID) ? "row.claim" : "row.take",
+					 claimer, message, row, -1);
 	if (first)
 		(void) outbox_stream_of(message, &stream, &seq);
 	outbox_tid_remember(RelationGetRelid(claimer->queue.rel),
 						DatumGetInt64(outbox_row_get(message, Q_ID)),
 						&row->tts_tid, seq);
 	claimer->sink(row, is_leased(message), claimer->arg);
+	outbox_count_claimed(claimer->claim->store->kind, message, claimer->now);
 	if (claimer->claim->store->kind == OUTBOX_QUEUE)
 		note_topic(claimer, message);
 	claimer->ntaken++;
@@ -413,7 +466,7 @@ take(Claimer *claimer, TupleTableSlot *message, bool walked, bool first,
 	return OUTBOX_ROW_OK;
 }
 
-/* Is the row at hand due, or leased when it should not be? */
+/* Is the current row due, or does it have a lease that is void? */
 static bool
 can_follow(Claimer *claimer, TupleTableSlot *message)
 {
@@ -422,8 +475,8 @@ can_follow(Claimer *claimer, TupleTableSlot *message)
 }
 
 /*
- * A message of a stream is ours, or gone.  The next one can be visited, too.  If it
- * is leased, that lease is void.
+ * A message of a stream is ours, or gone: have the next one visited, too.  If
+ * that is leased, the lease is void.
  */
 static void
 add_follower(Claimer *claimer, TupleTableSlot *message)
@@ -445,10 +498,11 @@ add_follower(Claimer *claimer, TupleTableSlot *message)
 	follower = palloc_object(OutboxFollower);
 	follower->tuple = ExecCopySlotHeapTuple(next);
 	follower->behind = seq;
-	outbox_merge_add_follower(&claimer->merge, outbox_queue_key(next), follower);
+	outbox_merge_add_follower(&claimer->merge, outbox_queue_ready_key(next),
+							  outbox_queue_priority(next), follower);
 }
 
-/* Do with a message what must be done. */
+/* Decide what to do with a message, and do it. */
 static Outcome
 deal_with(Claimer *claimer, TupleTableSlot *message, bool walked, int64 held_to,
 		  Verdict *verdict)
@@ -474,6 +528,7 @@ deal_with(Claimer *claimer, TupleTableSlot *message, bool walked, int64 held_to,
 		return CLAIM_TAKEN;
 	}
 	claimer->nburied++;
+	OUTBOX_TRACE_ROW("row.bury", claimer, message, NULL, -1);
 	if (!slot_attisnull(message, Q_STREAM_ID))
 		outbox_stream_ended(open_streams(claimer), message);
 	add_follower(claimer, message);
@@ -484,6 +539,7 @@ deal_with(Claimer *claimer, TupleTableSlot *message, bool walked, int64 held_to,
 /* Visits                                                                 */
 /* ---------------------------------------------------------------------- */
 
+/* Tell the walk why its current message stays as it is. */
 static void
 note_nothing(OutboxWalk *walk, const Verdict *verdict)
 {
@@ -507,13 +563,14 @@ note_nothing(OutboxWalk *walk, const Verdict *verdict)
 	}
 }
 
+/* OutboxMerge callback: visit the current message of a walk. */
 static void
 visits_walk(OutboxWalk *walk, void *arg)
 {
 	Claimer    *claimer = arg;
 	Verdict		verdict = {.writer = InvalidTransactionId};
 
-	/* a follower was taken, and it is this one */
+	/* it has already been taken, as a follower */
 	if (outbox_row_is_outdated(walk->slot))
 	{
 		outbox_walk_changed(walk, claimer->locked_until);
@@ -540,9 +597,9 @@ visits_walk(OutboxWalk *walk, void *arg)
 }
 
 /*
- * The message behind one that is ours was not taken.  If it is leased, the lease is
- * taken away; and the claimer may have it later, though it can be below the cursor
- * of its lane.
+ * The message behind one that is ours was not taken.  If it is leased, remove
+ * the lease.  Report it to its lane, because the claimer may take it later
+ * although it may be below the cursor of its lane.
  */
 static void
 leave_follower(Claimer *claimer, const OutboxFollower *follower)
@@ -560,11 +617,11 @@ leave_follower(Claimer *claimer, const OutboxFollower *follower)
 	outbox_queue_place(message, &place);
 	outbox_lane_note_part(RelationGetRelid(claimer->queue.rel), &place,
 						  outbox_token_hash(&claimer->claim->owner),
-						  outbox_queue_key(message));
+						  outbox_queue_ready_key(message));
 	ExecClearTuple(message);
 }
 
-/* Has a walk come by the follower meanwhile, and taken it? */
+/* Has a walk reached the follower in the meantime, and taken it? */
 static bool
 follower_is_taken(Claimer *claimer, const OutboxFollower *follower)
 {
@@ -608,7 +665,7 @@ has_enough(void *arg)
 	return claimer->ntaken == claimer->claim->batch_size;
 }
 
-/* The first message is about to be visited. */
+/* OutboxMerge callback: the first message is about to be visited. */
 static void
 opens(void *arg)
 {
@@ -629,6 +686,9 @@ opens(void *arg)
 /* The call                                                               */
 /* ---------------------------------------------------------------------- */
 
+/*
+ * Set up a claim.  The table is not opened before there is a message to visit.
+ */
 static void
 begin_claimer(Claimer *claimer)
 {
@@ -654,6 +714,9 @@ begin_claimer(Claimer *claimer)
 								 .queue = &claimer->queue);
 }
 
+/*
+ * Release the followers that were not taken, and everything that was opened.
+ */
 static void
 end_claimer(Claimer *claimer)
 {
@@ -679,9 +742,9 @@ end_claimer(Claimer *claimer)
 }
 
 /*
- * Lease due messages to an owner, and give each to the sink.  Returns how many.
- * If there is something to do that this claim has not done, and others might do,
- * *for_others is set; it may be NULL.
+ * Lease due messages to an owner, and pass each to the sink.  Returns how
+ * many.  *for_others, which may be NULL, is set if the claim has left work that
+ * other claims might do.
  */
 int
 outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg,
@@ -691,15 +754,19 @@ outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg,
 
 	Assert(claim->batch_size >= 1 && claim->batch_size <= OUTBOX_MAX_BATCH);
 	Assert(claim->lease_seconds >= 1);
-	/* what this transaction did before is to be seen, and can be claimed */
+	/* see earlier changes of this transaction; they can be claimed, too */
 	CommandCounterIncrement();
-	/* policies may have changed; nothing else notices if all locks are held */
+
+	/*
+	 * policies may have changed; with all locks held already, nothing else
+	 * would process the invalidation
+	 */
 	AcceptInvalidationMessages();
 	begin_claimer(&claimer);
 	outbox_merge_run(&claimer.merge);
 	end_claimer(&claimer);
 	if (for_others != NULL)
-		*for_others = claimer.merge.nvisited > 0;
+		*for_others = claimer.merge.nvisited > 0 || claimer.skips_reserved;
 	if (claimer.ntaken > 0)
 	{
 		outbox_claimers_note_owner(&claim->owner, claimer.now);

@@ -12,13 +12,13 @@
 #include "util/hash.h"
 
 /*
- * Which owner should rather have this message?  NULL: the claimer may take it.
- * The claimer itself: not now.
+ * Returns the owner that should take this message.  NULL: the claimer may take
+ * it.  The claimer itself: it must not take the message now.
  */
 typedef const pg_uuid_t *(*OutboxPreference) (TupleTableSlot *message,
 											  void *arg);
 
-/* What a claimer wants. */
+/* The arguments of a claim. */
 typedef struct OutboxClaim
 {
 	const OutboxStore *store;	/* where to look */
@@ -26,9 +26,12 @@ typedef struct OutboxClaim
 	int			lease_seconds;
 	int			batch_size;
 	const text *namespace;		/* NULL: all */
-	const text **topics;		/* NULL: all but those served elsewhere */
+	const text **topics;		/* NULL: all but reserved ones */
 	int			ntopics;
 	const pg_uuid_t *tenant;	/* NULL: all */
+	const text *subscription;	/* the name of the subscribers, or NULL */
+	const int32 *subscribers;	/* in order; NULL: no deliveries */
+	int			nsubscribers;
 	int			max_attempts;	/* 0: as the topic says */
 	OutboxPreference preference;	/* or NULL */
 	void	   *preference_arg;
@@ -36,7 +39,7 @@ typedef struct OutboxClaim
 
 /*
  * Called with each message that was claimed, in its new state.  taken_over: it
- * was leased, and the lease had ended.
+ * had a lease, which had ended.
  */
 typedef void (*OutboxClaimSink) (TupleTableSlot *message, bool taken_over,
 								 void *arg);

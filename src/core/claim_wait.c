@@ -2,11 +2,11 @@
  * claim_wait.c
  *	  A claim that waits until there is something to claim.
  *
- * It looks, and sleeps, and looks again (wake.c).  While it sleeps, nothing that
- * it has done may be in the way of others.  So it does not sleep in a transaction
- * that has an id, which may have locked rows; and when a look has written anything
- * without finding a message, having moved some to the dead, the claim returns at
- * once with nothing.
+ * It claims, sleeps if there was nothing, and claims again (wake.c).  While it
+ * sleeps, it must not block other transactions.  So it does not sleep in a
+ * transaction that has an id, since that may have locked rows; and if an
+ * attempt finds no message but has written something, because it moved
+ * messages to dead, the claim returns at once without a message.
  */
 #include "postgres.h"
 
@@ -19,11 +19,11 @@
 #include "core/claim_wait.h"
 #include "queue/walk.h"
 #include "shmem/claimers.h"
-#include "shmem/waiters.h"
+#include "shmem/sleepers.h"
 #include "shmem/wake.h"
 #include "util/hash.h"
 
-/* Look, in a memory context that does not outlive it. */
+/* Claim once, in a memory context that is reset afterwards. */
 static int
 look(const OutboxClaim *claim, OutboxClaimSink sink, void *arg,
 	 MemoryContext context, bool *for_others)
@@ -37,8 +37,8 @@ look(const OutboxClaim *claim, OutboxClaimSink sink, void *arg,
 }
 
 /*
- * Look, sleep, and look again, until there is something, or the time is over, or
- * the transaction has written.
+ * Claim, sleep, and claim again, until there is a message, or the time is
+ * over, or the transaction has written something.
  */
 static int
 look_and_sleep(const OutboxClaim *claim, bool registered, int wait_ms,
@@ -52,13 +52,12 @@ look_and_sleep(const OutboxClaim *claim, bool registered, int wait_ms,
 		bool		for_others;
 		int			n;
 
-		outbox_wait_look(registered, relid);
+		outbox_sleep_look(registered, relid);
 		n = look(claim, sink, arg, context, &for_others);
 		if (n > 0 || TransactionIdIsValid(GetTopTransactionIdIfAny()))
 			return n;
-		if (for_others)
-			outbox_wait_pass_on(registered, relid);
-		if (outbox_wait_sleep(registered, relid, began, wait_ms) !=
+		outbox_sleep_pass_on(registered, relid, for_others);
+		if (outbox_sleep_until_called(registered, relid, began, wait_ms) !=
 			OUTBOX_AWAKE_CALLED)
 			return 0;
 	}
@@ -66,7 +65,7 @@ look_and_sleep(const OutboxClaim *claim, bool registered, int wait_ms,
 
 /* Add a name, if there is room for it. */
 static void
-add_name(OutboxWaiterNames *wants, Size *used, const text *name)
+add_name(OutboxSleeperNames *wants, Size *used, const text *name)
 {
 	Size		room = sizeof(wants->names) - *used;
 
@@ -80,16 +79,19 @@ add_name(OutboxWaiterNames *wants, Size *used, const text *name)
 	*used += strlen(wants->names + *used) + 1;
 }
 
-/* What the claim waits for, in names. */
+/* Describe in names what the claim waits for. */
 static void
-describe_wants(const OutboxClaim *claim, OutboxWaiterNames *wants)
+describe_wants(const OutboxClaim *claim, OutboxSleeperNames *wants)
 {
 	Size		used = 0;
 
-	memset(wants, 0, sizeof(OutboxWaiterNames));
+	memset(wants, 0, sizeof(OutboxSleeperNames));
 	wants->any_namespace = claim->namespace == NULL;
 	if (claim->namespace != NULL)
 		add_name(wants, &used, claim->namespace);
+	wants->has_subscription = claim->subscription != NULL;
+	if (claim->subscription != NULL)
+		add_name(wants, &used, claim->subscription);
 	for (int i = 0; i < claim->ntopics && !wants->clipped; i++)
 	{
 		add_name(wants, &used, claim->topics[i]);
@@ -108,7 +110,7 @@ outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
 {
 	bool		may_sleep = !TransactionIdIsValid(GetTopTransactionIdIfAny());
 	OutboxLaneFilter filter;
-	OutboxWaiterNames wants;
+	OutboxSleeperNames wants;
 	MemoryContext context;
 	instr_time	began;
 	volatile bool registered = false;
@@ -130,17 +132,17 @@ outbox_claim_or_wait(const OutboxClaim *claim, int wait_ms,
 									ALLOCSET_DEFAULT_SIZES);
 	PG_TRY();
 	{
-		registered = outbox_wait_begin(claim->store->table,
-									   outbox_walk_uses_memory(claim->store->table) ?
-									   &filter : NULL,
-									   outbox_token_hash(&claim->owner),
-									   claim->batch_size, &wants);
+		registered = outbox_sleep_begin(claim->store->table,
+										outbox_walk_uses_memory(claim->store->table) ?
+										&filter : NULL,
+										outbox_token_hash(&claim->owner),
+										claim->batch_size, &wants);
 		n = look_and_sleep(claim, registered, wait_ms, began, sink, arg,
 						   context);
 	}
 	PG_FINALLY();
 	{
-		outbox_wait_end(registered);
+		outbox_sleep_end(registered);
 	}
 	PG_END_TRY();
 	MemoryContextDelete(context);

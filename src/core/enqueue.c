@@ -2,10 +2,10 @@
  * enqueue.c
  *	  Putting messages into the queue.
  *
- * Within one call everything that may have to wait for other transactions is
- * taken in one order, whatever the order of the messages: first dedupe keys,
- * by their digest, then streams, by their id.  So two calls never wait for
- * each other.  Messages get their ids in the order given.
+ * Within one call, everything that may have to wait for other transactions is
+ * locked in one order, whatever the order of the messages: first dedupe keys,
+ * by their digest, and the messages that have them, then streams, by their id.
+ * So two calls cannot deadlock.  Messages get their ids in the order given.
  */
 #include "postgres.h"
 
@@ -23,9 +23,11 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "core/cause.h"
+#include "core/duplicate.h"
 #include "core/enqueue.h"
 #include "outbox.h"
-#include "queue/dedupe.h"
+#include "queue/count.h"
 #include "queue/message_find.h"
 #include "queue/policy.h"
 #include "queue/stream.h"
@@ -40,29 +42,37 @@
 
 #define TENANT_HEX_DIGITS 32
 
-/* Keys inserted into one lane and not yet noted. */
+/* Maximum number of lanes that the rows of one batch go to. */
+#define MAX_RANGES 8
+
+/* Keys inserted into one lane and not noted yet. */
 typedef struct KeyRange
 {
 	OutboxPlace place;
-	OutboxKey	lo;
-	OutboxKey	hi;
+	OutboxReadyKey lo;
+	OutboxReadyKey hi;
 	int			n;				/* how many */
 } KeyRange;
 
-/* One call's work on the queue. */
+/* State of one call. */
 typedef struct Enqueuer
 {
 	OutboxTable queue;
 	TimestampTz now;
 	MemoryContext context;		/* of the rows of a batch */
 	int			nrows;
-	KeyRange	range;
+	KeyRange	ranges[MAX_RANGES];
+	int			nranges;
 } Enqueuer;
 
 /* ---------------------------------------------------------------------- */
 /* Checks                                                                 */
 /* ---------------------------------------------------------------------- */
 
+/*
+ * Check the length of a name, and that it is there if it is required.  The
+ * prefix is as with outbox_check_message.
+ */
 static void
 check_name(const char *prefix, const char *name, const text *value,
 		   bool required)
@@ -137,7 +147,11 @@ check_dedupe_tenant(const OutboxMessage *message, const char *prefix)
 				 errhint("The topic's policy can turn this check off: outbox.configure_topic(..., check_dedupe_tenant => false).")));
 }
 
-/* Refuse a payload that is none, or that could not be handed out with the rest. */
+/*
+ * Raise an error if the payload is missing, or too long to be handed out
+ * together with the other columns.  The prefix is as with
+ * outbox_check_message.
+ */
 void
 outbox_check_payload(const text *payload, const char *prefix)
 {
@@ -152,7 +166,7 @@ outbox_check_payload(const text *payload, const char *prefix)
 						OUTBOX_MAX_PAYLOAD / (1024 * 1024))));
 }
 
-/* The same with headers, which may be absent, or compressed. */
+/* The same for headers, which may be absent, or compressed. */
 static void
 check_headers(const Jsonb *headers, const char *prefix)
 {
@@ -180,8 +194,54 @@ check_headers(const Jsonb *headers, const char *prefix)
 }
 
 /*
- * Refuse what the contract refuses.  The prefix, if not empty, says which
- * message it is, before the name of the argument.
+ * Check how long a key is taken: each field of the interval must be in range,
+ * as with a delay.
+ */
+static void
+check_dedupe_for(const Interval *dedupe_for, const char *prefix)
+{
+	double		days;
+
+	if (dedupe_for == NULL)
+		return;
+	days = (double) dedupe_for->month * DAYS_PER_YEAR / MONTHS_PER_YEAR +
+		dedupe_for->day + (double) dedupe_for->time / USECS_PER_DAY;
+	if (dedupe_for->month < 0 || dedupe_for->day < 0 || dedupe_for->time < 0 ||
+		days <= 0 || days > OUTBOX_MAX_DELAY_DAYS)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%sdedupe_for must be more than 0 and at most %d days",
+						prefix, OUTBOX_MAX_DELAY_DAYS)));
+}
+
+static void
+check_on_duplicate(const text *on_duplicate, const char *prefix)
+{
+	OutboxEnqueueOutcome outcome;
+
+	if (!outbox_read_on_duplicate(on_duplicate, &outcome))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%son_duplicate must be keep, replace, or debounce",
+						prefix)));
+}
+
+/* Raise an error if there is a priority, and it is out of range. */
+void
+outbox_check_priority(const int32 *priority, const char *prefix)
+{
+	if (priority != NULL &&
+		(*priority < -OUTBOX_MAX_PRIORITY || *priority > OUTBOX_MAX_PRIORITY))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%spriority must be between %d and %d", prefix,
+						-OUTBOX_MAX_PRIORITY, OUTBOX_MAX_PRIORITY)));
+}
+
+/*
+ * Check the arguments for a message, and raise an error for the first invalid
+ * one.  The prefix, if not empty, identifies the message; it precedes the name
+ * of the argument in the error message.
  */
 void
 outbox_check_message(const OutboxMessage *message, const char *prefix)
@@ -192,10 +252,13 @@ outbox_check_message(const OutboxMessage *message, const char *prefix)
 	check_name(prefix, "dedupe_key", message->dedupe_key, false);
 	outbox_check_payload(message->payload, prefix);
 	check_headers(message->headers, prefix);
+	check_dedupe_for(message->dedupe_for, prefix);
+	check_on_duplicate(message->on_duplicate, prefix);
+	outbox_check_priority(message->priority, prefix);
 	check_dedupe_tenant(message, prefix);
 }
 
-/* The same for a message that was received, whose columns have other names. */
+/* The same for a received message, whose columns have other names. */
 void
 outbox_check_received(const OutboxMessage *message, const char *prefix)
 {
@@ -231,25 +294,33 @@ set_time(Datum *values, bool *isnull, AttrNumber attnum,
 		set_value(values, isnull, attnum, TimestampTzGetDatum(*value));
 }
 
+/* The priority of a message. */
+static int
+priority_of(const OutboxMessage *message)
+{
+	return message->priority == NULL ? message->topic_priority : *message->priority;
+}
+
 /*
- * Make a row of the queue from a message, which must have its id and its
- * message_id.  turn is that of its stream, if it has one.  Returns where in the
- * ready index the row lies.
+ * Make a row of a live table from a message, which must have its id and its
+ * message_id.  "turn" is that of its stream, if it has one.  *place and *key
+ * are set to where the row will be in the ready index.
  */
 void
 outbox_make_row(const OutboxMessage *message, OutboxStreamTurn *turn,
 				TimestampTz now, Datum *values, bool *isnull,
-				OutboxPlace *place, OutboxKey *key)
+				OutboxPlace *place, OutboxReadyKey *key)
 {
 	TimestampTz next_attempt_at = now;
+	int			priority = priority_of(message);
 
 	Assert(message->id != 0);
 	Assert((message->stream_id != NULL) == (turn != NULL));
 	if (message->due_time != NULL && *message->due_time > now)
 		next_attempt_at = *message->due_time;
 	outbox_place_of(message->namespace, message->topic, message->tenant_id,
-					place);
-	*key = OUTBOX_MAKE(OutboxKey, next_attempt_at, message->id);
+					message->subscriber, priority, place);
+	*key = OUTBOX_MAKE(OutboxReadyKey, next_attempt_at, message->id);
 
 	memset(isnull, true, Q_NATTS * sizeof(bool));
 	set_value(values, isnull, Q_ID, Int64GetDatum(message->id));
@@ -275,6 +346,14 @@ outbox_make_row(const OutboxMessage *message, OutboxStreamTurn *turn,
 	set_time(values, isnull, Q_EXPIRES_AT, message->expires_at);
 	set_pointer(values, isnull, Q_TENANT_ID, message->tenant_id);
 	set_pointer(values, isnull, Q_STREAM_ID, message->stream_id);
+	set_pointer(values, isnull, Q_PUBLISHED_ID, message->published_id);
+	set_time(values, isnull, Q_PUBLISHED_AT, message->published_at);
+	if (message->subscriber != 0)
+		set_value(values, isnull, Q_SUBSCRIBER, Int32GetDatum(message->subscriber));
+	if (priority != 0)
+		set_value(values, isnull, Q_PRIORITY, Int16GetDatum(priority));
+	if (message->has_cause)
+		set_value(values, isnull, Q_CAUSED_BY, UUIDPGetDatum(&message->cause));
 	set_pointer(values, isnull, Q_NAMESPACE, message->namespace);
 	set_pointer(values, isnull, Q_TOPIC, message->topic);
 	set_pointer(values, isnull, Q_CORRELATION_ID, message->correlation_id);
@@ -289,22 +368,24 @@ outbox_make_row(const OutboxMessage *message, OutboxStreamTurn *turn,
 /* ---------------------------------------------------------------------- */
 
 static void
-note_range(Enqueuer *enqueuer)
+note_ranges(Enqueuer *enqueuer)
 {
-	KeyRange   *range = &enqueuer->range;
+	for (int i = 0; i < enqueuer->nranges; i++)
+	{
+		const KeyRange *range = &enqueuer->ranges[i];
 
-	if (range->n > 0)
 		outbox_lane_note_new(RelationGetRelid(enqueuer->queue.rel),
 							 &range->place, range->lo, range->hi, range->n);
-	range->n = 0;
+	}
+	enqueuer->nranges = 0;
 }
 
 static void
 flush_rows(Enqueuer *enqueuer)
 {
-	TupleTableSlot *rows[OUTBOX_BATCH_ROWS];
+	TupleTableSlot *rows[OUTBOX_MULTI_INSERT_ROWS];
 
-	Assert(enqueuer->nrows <= OUTBOX_BATCH_ROWS);
+	Assert(enqueuer->nrows <= OUTBOX_MULTI_INSERT_ROWS);
 	for (int i = 0; i < enqueuer->nrows; i++)
 		rows[i] = outbox_table_batch_row(&enqueuer->queue, i);
 	outbox_table_multi_insert(&enqueuer->queue, rows, enqueuer->nrows);
@@ -313,29 +394,55 @@ flush_rows(Enqueuer *enqueuer)
 	enqueuer->nrows = 0;
 	if (enqueuer->context != NULL)
 		MemoryContextReset(enqueuer->context);
-	note_range(enqueuer);
+	note_ranges(enqueuer);
 }
 
 /*
- * The row just added must be noted once it is inserted, together with others of
- * its lane; where it is of another, those before it are inserted as well.  One at
- * infinity is of interest to nobody.
+ * Find the range, among those not noted yet, to which this key can be added.
+ */
+static KeyRange *
+find_range(Enqueuer *enqueuer, const OutboxPlace *place, OutboxReadyKey key)
+{
+	for (int i = 0; i < enqueuer->nranges; i++)
+	{
+		KeyRange   *range = &enqueuer->ranges[i];
+
+		if (range->hi.at == key.at && outbox_place_equal(&range->place, place))
+			return range;
+	}
+	return NULL;
+}
+
+/*
+ * Remember to note the key of the row just added once it is inserted, together
+ * with others of its lane; if the rows belong to too many lanes, insert them
+ * all now.  A key at infinity needs no note, since no claim looks for it.
  */
 static void
-add_to_range(Enqueuer *enqueuer, const OutboxPlace *place, OutboxKey key)
+add_to_range(Enqueuer *enqueuer, const OutboxPlace *place, OutboxReadyKey key)
 {
-	KeyRange   *range = &enqueuer->range;
+	KeyRange   *range;
 
 	if (key.at == DT_NOEND)
 		return;
-	if (range->n > 0 &&
-		(!outbox_place_equal(&range->place, place) || range->hi.at != key.at))
-		flush_rows(enqueuer);
-	if (range->n == 0)
+	range = find_range(enqueuer, place, key);
+	if (range == NULL)
+	{
+		if (enqueuer->nranges == MAX_RANGES)
+			flush_rows(enqueuer);
+		range = &enqueuer->ranges[enqueuer->nranges++];
 		*range = OUTBOX_MAKE(KeyRange, *place, key, key, 0);
-	range->lo = outbox_key_min(range->lo, key);
-	range->hi = outbox_key_max(range->hi, key);
+	}
+	range->lo = outbox_ready_key_min(range->lo, key);
+	range->hi = outbox_ready_key_max(range->hi, key);
 	range->n++;
+}
+
+static void
+count_enqueued(const Enqueuer *enqueuer, const OutboxMessage *message)
+{
+	outbox_count_enqueued(enqueuer->queue.store->kind, message->namespace,
+						  message->topic, message->subscriber, message->payload);
 }
 
 /* Insert a message now. */
@@ -345,18 +452,19 @@ insert_message(Enqueuer *enqueuer, const OutboxMessage *message,
 {
 	TupleTableSlot *row = outbox_table_new_row(&enqueuer->queue);
 	OutboxPlace place;
-	OutboxKey	key;
+	OutboxReadyKey key;
 
 	outbox_make_row(message, turn, enqueuer->now, row->tts_values,
 					row->tts_isnull, &place, &key);
 	outbox_table_insert(&enqueuer->queue, row);
 	ExecDropSingleTupleTableSlot(row);
+	count_enqueued(enqueuer, message);
 	if (key.at != DT_NOEND)
 		outbox_lane_note_new(RelationGetRelid(enqueuer->queue.rel), &place,
 							 key, key, 1);
 }
 
-/* Insert a message with the next batch. */
+/* Add a message to the batch, and insert the batch if it is full. */
 static void
 add_message(Enqueuer *enqueuer, const OutboxMessage *message,
 			OutboxStreamTurn *turn)
@@ -366,7 +474,7 @@ add_message(Enqueuer *enqueuer, const OutboxMessage *message,
 	Datum	   *values;
 	bool	   *isnull;
 	OutboxPlace place;
-	OutboxKey	key;
+	OutboxReadyKey key;
 	TupleTableSlot *row;
 
 	if (enqueuer->context == NULL)
@@ -382,27 +490,15 @@ add_message(Enqueuer *enqueuer, const OutboxMessage *message,
 	ExecStoreHeapTuple(heap_form_tuple(desc, values, isnull), row, false);
 	MemoryContextSwitchTo(old);
 	enqueuer->nrows++;
+	count_enqueued(enqueuer, message);
 	add_to_range(enqueuer, &place, key);
-	if (enqueuer->nrows == OUTBOX_BATCH_ROWS)
+	if (enqueuer->nrows == OUTBOX_MULTI_INSERT_ROWS)
 		flush_rows(enqueuer);
 }
 
 /* ---------------------------------------------------------------------- */
 /* The call                                                               */
 /* ---------------------------------------------------------------------- */
-
-static int
-cmp_digest(const void *a, const void *b)
-{
-	const OutboxMessage *ma = *(OutboxMessage *const *) a;
-	const OutboxMessage *mb = *(OutboxMessage *const *) b;
-	int			cmp = outbox_uuid_cmp(&ma->dedupe_digest, &mb->dedupe_digest);
-
-	/* of two with the same key the first one wins */
-	if (cmp == 0)
-		cmp = ma < mb ? -1 : 1;
-	return cmp;
-}
 
 static int
 cmp_stream(const void *a, const void *b)
@@ -416,40 +512,6 @@ cmp_stream(const void *a, const void *b)
 	return cmp;
 }
 
-/* Must the message take its dedupe key?  One that comes back has it, or had it. */
-static bool
-wants_key(const OutboxMessage *message)
-{
-	return message->dedupe_key != NULL &&
-		(message->replayed_id == 0 || message->retakes_key);
-}
-
-/*
- * Another message has the key: a new one is not enqueued, and one that comes
- * back does so without.
- */
-static void
-miss_key(OutboxMessage *message, const pg_uuid_t *holder)
-{
-	if (message->replayed_id == 0)
-	{
-		message->enqueued = false;
-		message->message_id = *holder;
-	}
-	else if (!outbox_uuid_equal(holder, &message->message_id))
-		message->dedupe_key = NULL;
-}
-
-/* For errors that come up while another transaction is waited for. */
-static void
-say_which_key(void *arg)
-{
-	const OutboxMessage *message = arg;
-
-	errcontext("taking the dedupe key of a message of topic \"%s\"",
-			   text_to_cstring(message->topic));
-}
-
 static void
 say_which_stream(void *arg)
 {
@@ -458,39 +520,10 @@ say_which_stream(void *arg)
 												   UUIDPGetDatum((pg_uuid_t *) arg))));
 }
 
-/* Take the dedupe keys. */
-static void
-take_keys(OutboxMessage *messages, int nmessages)
-{
-	OutboxMessage **keyed = palloc_array(OutboxMessage *, nmessages);
-	int			nkeyed = 0;
-
-	for (int i = 0; i < nmessages; i++)
-	{
-		if (!wants_key(&messages[i]))
-			continue;
-		outbox_dedupe_digest(messages[i].namespace, messages[i].topic,
-							 messages[i].dedupe_key,
-							 &messages[i].dedupe_digest);
-		keyed[nkeyed++] = &messages[i];
-	}
-	if (nkeyed > 1)
-		qsort(keyed, nkeyed, sizeof(OutboxMessage *), cmp_digest);
-	for (int i = 0; i < nkeyed; i++)
-	{
-		ErrorContextCallback context = {error_context_stack, say_which_key, keyed[i]};
-		pg_uuid_t	holder;
-
-		error_context_stack = &context;
-		if (!outbox_dedupe_take(&keyed[i]->dedupe_digest,
-								&keyed[i]->message_id, &holder))
-			miss_key(keyed[i], &holder);
-		error_context_stack = context.previous;
-	}
-	pfree(keyed);
-}
-
-/* The queue's unique index does not know what has left it. */
+/*
+ * Raise an error if a message with the given id has left the queue: its unique
+ * index covers only what is still there.
+ */
 void
 outbox_check_given_id(const OutboxMessage *message)
 {
@@ -498,7 +531,7 @@ outbox_check_given_id(const OutboxMessage *message)
 		outbox_message_in_history(message->given_id))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNIQUE_VIOLATION),
-				 errmsg("message_id exists already"),
+				 errmsg("message_id already exists"),
 				 errdetail("Message %s is finished.",
 						   DatumGetCString(DirectFunctionCall1(uuid_out,
 															   UUIDPGetDatum(message->given_id))))));
@@ -519,7 +552,10 @@ insert_streamless(Enqueuer *enqueuer, OutboxMessage *messages, int nmessages)
 	flush_rows(enqueuer);
 }
 
-/* Stream by stream, taking turns with others. */
+/*
+ * Insert messages that have streams, stream by stream, each after taking the
+ * turn of the stream.
+ */
 static void
 insert_streams(Enqueuer *enqueuer, OutboxMessage *messages, int nmessages)
 {
@@ -561,12 +597,34 @@ insert_streams(Enqueuer *enqueuer, OutboxMessage *messages, int nmessages)
 	pfree(streamed);
 }
 
+/* The name of an outcome, as try_enqueue() returns it. */
+const char *
+outbox_outcome_name(OutboxEnqueueOutcome outcome)
+{
+	switch (outcome)
+	{
+		case OUTBOX_ENQUEUED:
+			return "enqueued";
+		case OUTBOX_KEPT:
+			return "kept";
+		case OUTBOX_REPLACED:
+			return "replaced";
+		case OUTBOX_DEBOUNCED:
+			return "debounced";
+	}
+	pg_unreachable();
+}
+
 static void
 log_enqueued(const OutboxMessage *message)
 {
 	if (!message_level_is_interesting(outbox_log_level))
 		return;
-	if (message->correlation_id != NULL)
+	if (!message->enqueued)
+		outbox_log("outbox enqueue: topic \"%s\", %s",
+				   text_to_cstring(message->topic),
+				   outbox_outcome_name(message->outcome));
+	else if (message->correlation_id != NULL)
 		outbox_log("outbox enqueue: topic \"%s\", correlation_id \"%s\"",
 				   text_to_cstring(message->topic),
 				   text_to_cstring(message->correlation_id));
@@ -576,8 +634,9 @@ log_enqueued(const OutboxMessage *message)
 }
 
 /*
- * For drivers that would rather listen than wait in claim().  The server sends
- * a notification once per transaction, however often it is asked to.
+ * Send NOTIFY, for clients that listen instead of waiting in claim().  The
+ * server sends identical notifications only once per transaction, so it does
+ * not matter how often this is called.
  */
 void
 outbox_notify_listeners(void)
@@ -586,7 +645,7 @@ outbox_notify_listeners(void)
 		Async_Notify(OUTBOX_SCHEMA, "");
 }
 
-/* When is there something for a worker in this? */
+/* Note for workers when there will be something to do for this message. */
 static void
 note_for_worker(const OutboxStore *store, const OutboxMessage *message,
 				TimestampTz now)
@@ -606,8 +665,8 @@ note_for_worker(const OutboxStore *store, const OutboxMessage *message,
 }
 
 /*
- * Enqueue messages, which have been checked, in the current transaction.
- * Fills in their results.
+ * Enqueue messages in the current transaction, and fill in their results.  The
+ * caller must have checked them (outbox_check_message).
  */
 void
 outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
@@ -622,20 +681,25 @@ outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 		OutboxMessage *message = &messages[i];
 
 		message->enqueued = !message->refused;
+		message->outcome = OUTBOX_ENQUEUED;
 		if (message->given_id != NULL)
 			message->message_id = *message->given_id;
-		else
+		else if (message->subscriber == 0)
 			outbox_uuid7(enqueuer.now, &message->message_id);
 		any_stream |= message->stream_id != NULL;
-		any_key |= wants_key(message);
+		any_key |= message->dedupe_key != NULL;
+		if (store->kind == OUTBOX_QUEUE && message->priority == NULL)
+			message->topic_priority = outbox_policy_priority(message->namespace,
+															 message->topic);
+		outbox_cause_note(message);
 	}
 
 	if (any_key)
 	{
-		take_keys(messages, nmessages);
+		outbox_take_keys(messages, nmessages);
 		enqueuer.now = GetCurrentTimestamp();
 	}
-	/* first the table: when it is locked, the sequence is there */
+	/* open the table first: with it locked, the sequence cannot be dropped */
 	outbox_store_open(&enqueuer.queue, store);
 	for (int i = 0; i < nmessages; i++)
 	{
@@ -663,5 +727,8 @@ outbox_enqueue(const OutboxStore *store, OutboxMessage *messages,
 			outbox_check_given_id(&messages[i]);
 			log_enqueued(&messages[i]);
 		}
+		else if (messages[i].outcome == OUTBOX_REPLACED ||
+				 messages[i].outcome == OUTBOX_DEBOUNCED)
+			log_enqueued(&messages[i]);
 	}
 }

@@ -1,22 +1,22 @@
 /*
  * instance.c
- *	  Who is at work, and who is to take which streams.
+ *	  Instances: which ones are alive, and which of them takes which streams.
  *
- * Every instance tells that it is alive.  One that has been silent for too
- * long is removed by the next that comes by, and its leases end.  None of this
- * waits: a row that another transaction has locked is left to that one.  Only
- * an instance that is removed by name, outbox_instance_remove, is waited for,
- * and so are its leases.
+ * Every instance sends heartbeats.  One that has been silent for too long is
+ * removed by the next instance that checks, and its leases end.  None of this
+ * waits: a row that another transaction has locked is skipped.  Only
+ * outbox_instance_remove, which removes an instance by name, waits for the row
+ * of the instance and for those of its leases.
  *
- * A sign of life from the future was given before the clock was set back.  It
- * counts as given now, by whoever finds it, so that an instance which has died is
- * not alive until the clock is there again.
+ * A heartbeat in the future was sent before the clock was set back.  Whichever
+ * instance finds one corrects it to the present time; otherwise an instance
+ * that has died would count as alive until the clock is there again.
  *
  * Streams belong to partitions, and each partition to one instance: to the one
- * whose hash together with the partition's number is the largest.  So all who
- * see the same instances agree without talking, and one that joins or leaves
- * moves only its own share.  Those who do not see the same may both want a
- * message; leases decide then, as always.
+ * whose hash together with the partition's number is the largest (rendezvous
+ * hashing).  So all that see the same instances agree without communicating,
+ * and one that joins or leaves moves only its own share.  Two that do not see
+ * the same instances may both want a message; then leases decide, as always.
  */
 #include "postgres.h"
 
@@ -51,10 +51,13 @@ enum
 	I_NATTS = I_LAST_HEARTBEAT_AT
 };
 
-/* A sign of life that is as fresh as this need not be renewed. */
+/* A heartbeat as recent as this need not be renewed. */
 #define FRESH_USECS (INT64CONST(100) * 1000)
 
-/* Others read the clock a moment later than we; but not by so much. */
+/*
+ * A heartbeat may be later than our time, since others read the clock after
+ * us, but only by less than this.
+ */
 #define EARLY_USECS (INT64CONST(10) * USECS_PER_SEC)
 
 static bool
@@ -63,7 +66,7 @@ same_text(TupleTableSlot *row, AttrNumber attnum, const text *value)
 	return outbox_text_equal(DatumGetTextPP(outbox_row_get(row, attnum)), value);
 }
 
-/* Does the row say all this already, and lately enough? */
+/* Does the row contain all this already, with a recent heartbeat? */
 static bool
 is_fresh(TupleTableSlot *row, const OutboxInstance *instance, TimestampTz now)
 {
@@ -93,7 +96,9 @@ describe_instance(TupleTableSlot *row, const OutboxInstance *instance, Timestamp
 	outbox_row_set(row, I_LAST_HEARTBEAT_AT, TimestampTzGetDatum(now));
 }
 
-/* A first sign of life; unless somebody else was just quicker. */
+/*
+ * Insert the row of an instance, unless another transaction has just done so.
+ */
 static void
 insert_instance(OutboxTable *instances, OutboxProbe *probe,
 				TupleTableSlot *slot, TupleTableSlot *row,
@@ -115,7 +120,11 @@ insert_instance(OutboxTable *instances, OutboxProbe *probe,
 	outbox_keylock_release(relid, hash);
 }
 
-/* An instance is alive. */
+/*
+ * Record a heartbeat of an instance at time "now", and what it reports of
+ * itself.  Skips a row that another transaction has locked: that transaction is
+ * a sign of life, too.
+ */
 void
 outbox_instance_heartbeat(const OutboxInstance *instance, TimestampTz now)
 {
@@ -131,7 +140,7 @@ outbox_instance_heartbeat(const OutboxInstance *instance, TimestampTz now)
 	outbox_probe_begin(&probe, &instances, outbox_catalog()->instances_pkey);
 	if (!outbox_probe(&probe, UUIDPGetDatum(&instance->id), slot, &blocker))
 	{
-		/* if it is being inserted, that is a sign of life as well */
+		/* a concurrent insertion is a heartbeat as well */
 		if (!TransactionIdIsValid(blocker))
 			insert_instance(&instances, &probe, slot, row, instance, now);
 	}
@@ -147,7 +156,7 @@ outbox_instance_heartbeat(const OutboxInstance *instance, TimestampTz now)
 	outbox_table_close(&instances);
 }
 
-/* Was the last sign of life given before the clock was set back? */
+/* Was the last heartbeat sent before the clock was set back? */
 static bool
 is_early(TupleTableSlot *row, TimestampTz now)
 {
@@ -162,8 +171,8 @@ add_alive(OutboxInstances *alive, const pg_uuid_t *id)
 }
 
 /*
- * These instances have given a sign of life in what is the future now.  It counts
- * as given now; what another transaction has locked is left to the next call.
+ * Set the heartbeats of these instances, which are in the future, to now.
+ * Rows that another transaction has locked are left to the next call.
  */
 static void
 correct_heartbeats(const OutboxInstances *early, TimestampTz now)
@@ -193,9 +202,9 @@ correct_heartbeats(const OutboxInstances *early, TimestampTz now)
 }
 
 /*
- * The leases of an instance that is gone end now.  They are not given back:
- * the attempts count, for it may have been the messages that took it down.
- * False if another transaction has locked one of them.
+ * End the leases of an instance that is gone.  They are not released: the
+ * attempts count, because the messages may be what made it crash.  False if
+ * another transaction has locked one of them.
  */
 static bool
 end_leases(const pg_uuid_t *id)
@@ -213,7 +222,10 @@ is_silent(TupleTableSlot *row, TimestampTz oldest)
 	return DatumGetTimestampTz(outbox_row_get(row, I_LAST_HEARTBEAT_AT)) < oldest;
 }
 
-/* Remove an instance, if it is still silent and nobody is just at it. */
+/*
+ * Remove an instance, if it is still silent and no other transaction has
+ * locked its row.
+ */
 static bool
 remove_silent(const pg_uuid_t *id, TimestampTz oldest)
 {
@@ -233,7 +245,10 @@ remove_silent(const pg_uuid_t *id, TimestampTz oldest)
 	return removed;
 }
 
-/* What was left for one instance may be for another, if others are alive now. */
+/*
+ * If the set of live instances has changed, messages that were left for one of
+ * them may be for another now.
+ */
 static void
 note_members(const OutboxInstances *alive)
 {
@@ -246,9 +261,10 @@ note_members(const OutboxInstances *alive)
 }
 
 /*
- * List the instances that are alive, and remove those that have been silent
- * for too long, when their leases have ended.  One whose messages are
- * locked by a transaction is at work, or will be removed when that is over.
+ * List the instances that are alive, ourselves included, and remove those that
+ * have been silent for too long, after ending their leases.  An instance with
+ * a message that another transaction has locked is kept: it is at work, or
+ * will be removed after the end of that transaction.
  */
 void
 outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
@@ -272,7 +288,7 @@ outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
 	{
 		pg_uuid_t	id = *DatumGetUUIDP(outbox_row_get(slot, I_ID));
 
-		/* of a row that is just being changed, two versions are seen */
+		/* two versions are seen of a row that is being changed */
 		if (outbox_uuid_equal(&id, self) ||
 			(TransactionIdIsValid(dirty.xmin) && outbox_row_is_update(slot)))
 			continue;
@@ -299,7 +315,7 @@ outbox_instance_remove_stale(const pg_uuid_t *self, TimestampTz now,
 }
 
 /*
- * An instance says good-bye: its leases are given back.  How many there were.
+ * Deregister an instance, and release its leases; returns how many there were.
  */
 int
 outbox_instance_remove(const pg_uuid_t *id)
@@ -323,7 +339,7 @@ outbox_instance_remove(const pg_uuid_t *id)
 		outbox_release_all(outbox_store(OUTBOX_INBOX), id);
 }
 
-/* Which of the instances owns this partition? */
+/* The instance that owns this partition. */
 const pg_uuid_t *
 outbox_instance_owner(const OutboxInstances *alive, int partition)
 {

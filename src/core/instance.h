@@ -1,6 +1,6 @@
 /*
  * instance.h
- *	  Who is at work, and who is to take which streams.
+ *	  Instances: which ones are alive, and which of them takes which streams.
  */
 #ifndef OUTBOX_INSTANCE_H
 #define OUTBOX_INSTANCE_H
@@ -11,7 +11,7 @@
 #include "utils/jsonb.h"
 #include "utils/uuid.h"
 
-/* What an instance says of itself. */
+/* What an instance reports of itself. */
 typedef struct OutboxInstance
 {
 	pg_uuid_t	id;

@@ -1,32 +1,31 @@
 /*
  * join.c
- *	  Joins: how many of their steps have ended, and who waits for that.
+ *	  Joins: counting the steps that have ended, and waking the waits.
  *
- * When messages end, this is where their joins learn of it: first all members
- * are marked, in the order of their messages, then each join is changed once,
- * in the order of its id, then the waits of those that are complete are woken.
- * Since everybody does it in this order, and after all else in his call,
- * nobody waits in a circle.
+ * When messages end, they are counted in their joins: first all members are
+ * marked, in the order of their messages, then each join is updated once, in
+ * the order of the ids, then the waits of those that are complete are woken.
+ * Since every call uses this order, and does this after everything else, calls
+ * cannot deadlock.
  *
  * A member's first outcome stands, and a join that is complete or cancelled
- * never changes again; so whatever is told twice, or out of order, is counted
- * once.
+ * never changes again; so an outcome that is reported twice, or out of order,
+ * is counted once.
  *
- * Some things cannot be done at once, and are left to whoever evaluates waits
- * (sql/waits.sql), as a row in outbox.join_doubts:
+ * Some things cannot be done at once.  They are left to the evaluation of
+ * waits (sql/waits.sql), as a row in outbox.join_rechecks:
  *
- *	- a message ends, or a step is reported by hand, while another transaction,
- *	  not yet committed, makes it a member: the outcome is left, to be counted
- *	  when that one has ended;
+ *	- a message ends, or a step is reported by hand, while another transaction
+ *	  that is still in progress makes it a member: the outcome is counted when
+ *	  that transaction has ended;
  *	- a claim or a reap buries a message, or a wait ends, and the member or its
- *	  join is locked: none of these may wait, so it is left, to be counted
- *	  later;
+ *	  join is locked: none of these may block, so the outcome is counted later;
  *	- a join is not committed yet when one of its members ends;
- *	- a wait that is to be woken is locked: it is left, to be woken later.
+ *	- a wait that must be woken is locked: it is woken later.
  *
- * The attaching side looks at the message after it has inserted the member,
- * and this side looks at members after the message is gone from the queue: so
- * at least one of them sees the other.
+ * The attaching transaction looks up the message after it has inserted the
+ * member, and this code looks up members after the message is gone from the
+ * queue: so at least one of the two sees the other.
  */
 #include "postgres.h"
 
@@ -85,19 +84,19 @@ enum
 	JW_NATTS = JW_MESSAGE_ID
 };
 
-/* outbox.join_doubts */
+/* outbox.join_rechecks */
 enum
 {
-	JD_ID = 1,
-	JD_WAITS_FOR,
-	JD_JOIN_ID,
-	JD_MESSAGE_ID,
-	JD_STATUS,
-	JD_MISSED_AT,
-	JD_NATTS = JD_MISSED_AT
+	JR_ID = 1,
+	JR_WAITS_FOR,
+	JR_JOIN_ID,
+	JR_MESSAGE_ID,
+	JR_STATUS,
+	JR_MISSED_AT,
+	JR_NATTS = JR_MISSED_AT
 };
 
-/* A member that has got its outcome in this call. */
+/* A member whose outcome is set by this call. */
 typedef struct Step
 {
 	pg_uuid_t	join_id;
@@ -105,48 +104,51 @@ typedef struct Step
 	OutboxJoinStatus outcome;
 } Step;
 
-/* Counting under way. */
+/* State of one call. */
 typedef struct Counter
 {
 	const OutboxEndedList *ended;
 	const pg_uuid_t *only_join; /* or NULL */
-	bool		attached;		/* the message last marked has such members */
+	bool		attached;		/* the last message has such members */
 	TimestampTz now;
 	int			nsteps;
 	int			max_steps;
 	Step	   *steps;
 	int			ncomplete;
-	pg_uuid_t  *complete;		/* joins whose waits are to be woken */
+	pg_uuid_t  *complete;		/* joins whose waits must be woken */
 } Counter;
 
 /* ---------------------------------------------------------------------- */
-/* Doubts                                                                 */
+/* Rechecks                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* Leave something to be counted later; the table is nearly always empty. */
+/*
+ * Leave something to be counted later, in join_rechecks, which is nearly always
+ * empty.
+ */
 static void
-leave_join_doubt(TransactionId waits_for, const pg_uuid_t *join_id,
-				 const pg_uuid_t *message_id, OutboxStatus status)
+leave_recheck(TransactionId waits_for, const pg_uuid_t *join_id,
+			  const pg_uuid_t *message_id, OutboxStatus status)
 {
 	const OutboxCatalog *catalog = outbox_catalog();
-	OutboxTable doubts;
+	OutboxTable rechecks;
 	TupleTableSlot *row;
 
-	outbox_table_open(&doubts, catalog->join_doubts, JD_NATTS);
-	row = outbox_table_new_row(&doubts);
-	outbox_row_set(row, JD_ID,
+	outbox_table_open(&rechecks, catalog->join_rechecks, JR_NATTS);
+	row = outbox_table_new_row(&rechecks);
+	outbox_row_set(row, JR_ID,
 				   Int64GetDatum(nextval_internal(catalog->sequence, false)));
-	outbox_row_set(row, JD_WAITS_FOR, TransactionIdGetDatum(waits_for));
+	outbox_row_set(row, JR_WAITS_FOR, TransactionIdGetDatum(waits_for));
 	if (join_id != NULL)
-		outbox_row_set(row, JD_JOIN_ID, UUIDPGetDatum(join_id));
+		outbox_row_set(row, JR_JOIN_ID, UUIDPGetDatum(join_id));
 	if (message_id != NULL)
 	{
-		outbox_row_set(row, JD_MESSAGE_ID, UUIDPGetDatum(message_id));
-		outbox_row_set(row, JD_STATUS, Int16GetDatum(status));
+		outbox_row_set(row, JR_MESSAGE_ID, UUIDPGetDatum(message_id));
+		outbox_row_set(row, JR_STATUS, Int16GetDatum(status));
 	}
-	outbox_table_insert(&doubts, row);
+	outbox_table_insert(&rechecks, row);
 	ExecDropSingleTupleTableSlot(row);
-	outbox_table_close(&doubts);
+	outbox_table_close(&rechecks);
 	outbox_wake_note_worker();
 }
 
@@ -164,7 +166,7 @@ add_step(Counter *counter, TupleTableSlot *member, int position,
 					position, outcome);
 }
 
-/* Which joins does the caller want to hear of it? */
+/* Does the caller want the message counted in the join of this member? */
 static bool
 is_wanted(Counter *counter, TupleTableSlot *member)
 {
@@ -174,8 +176,8 @@ is_wanted(Counter *counter, TupleTableSlot *member)
 }
 
 /*
- * Mark what is found by the probe, all members that are one message.  False
- * if somebody else had changed one of them: then they must be read again.
+ * Mark what the probe finds, which is all members for one message.  False if
+ * one of them was changed concurrently: then they must be read again.
  */
 static bool
 mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
@@ -185,7 +187,7 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 	OutboxJoinStatus outcome;
 	bool		wait = !counter->ended->must_not_wait;
 	TransactionId writer;
-	bool		doubted = false;
+	bool		left = false;
 
 	Assert(message->status == OUTBOX_DONE || message->status == OUTBOX_DEAD);
 	counter->attached = false;
@@ -201,12 +203,15 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 			continue;
 		if (TransactionIdIsValid(probe->snapshot.xmin))
 		{
-			/* it is becoming a member; a changed one is seen as it was, too */
-			if (!outbox_row_is_update(slot) && !doubted)
+			/*
+			 * it is becoming a member; of one being updated, the old version
+			 * is seen as well
+			 */
+			if (!outbox_row_is_update(slot) && !left)
 			{
-				leave_join_doubt(writer, counter->only_join,
-								 &message->message_id, message->status);
-				doubted = true;
+				leave_recheck(writer, counter->only_join,
+							  &message->message_id, message->status);
+				left = true;
 			}
 			continue;
 		}
@@ -220,9 +225,9 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 			case OUTBOX_ROW_REFUSED:
 				break;
 			case OUTBOX_ROW_LOCKED:
-				/* whoever it is reports the same message by hand */
-				leave_join_doubt(writer, counter->only_join,
-								 &message->message_id, message->status);
+				/* that transaction reports the same message by hand */
+				leave_recheck(writer, counter->only_join,
+							  &message->message_id, message->status);
 				break;
 			case OUTBOX_ROW_GONE:
 				return false;
@@ -244,7 +249,7 @@ cmp_ordered(const void *a, const void *b)
 						   ((const Ordered *) b)->message_id);
 }
 
-/* Give the members their outcomes, in the order of their messages. */
+/* Set the outcomes of the members, in the order of their messages. */
 static void
 mark_all_members(Counter *counter)
 {
@@ -293,9 +298,9 @@ cmp_step(const void *a, const void *b)
 }
 
 /*
- * Add steps that have ended to a join, as far as there is room, failed ones
- * first.  Returns how many were added.  With the last expected step the join
- * ends; one that has ended never changes again.
+ * Count steps that have ended in a join, failed ones first, up to the number
+ * of expected steps.  Returns how many were added.  The last expected step
+ * ends the join, and a join that has ended never changes again.
  */
 int
 outbox_join_add(OutboxJoinCount *count, int completed, int failed)
@@ -326,7 +331,7 @@ read_count(TupleTableSlot *join, OutboxJoinCount *count)
 	count->status = DatumGetInt16(outbox_row_get(join, J_STATUS));
 }
 
-/* Make the next version of a join; false if it must not change any more. */
+/* Make the next version of a join; false if it has ended. */
 static bool
 count_steps(Counter *counter, TupleTableSlot *join, TupleTableSlot *row,
 			const Step *steps, int nsteps)
@@ -339,7 +344,7 @@ count_steps(Counter *counter, TupleTableSlot *join, TupleTableSlot *row,
 	room = count.expected - count.completed - count.failed;
 	if (count.status != OUTBOX_JOIN_PENDING)
 		return false;
-	/* of more steps than expected, the first to end count */
+	/* if there are more steps than expected, the first to end count */
 	nsteps = Min(nsteps, room);
 	for (int i = 0; i < nsteps; i++)
 		failed += steps[i].outcome == OUTBOX_JOIN_FAILED;
@@ -356,16 +361,18 @@ static void
 log_complete(TupleTableSlot *row)
 {
 	if (message_level_is_interesting(outbox_log_level))
-		outbox_log("outbox join: %s is complete, %d completed, %d failed",
+		outbox_log("outbox join: %s is complete, status %s, %d completed, %d failed",
 				   DatumGetCString(DirectFunctionCall1(uuid_out,
 													   outbox_row_get(row, J_ID))),
+				   DatumGetInt16(outbox_row_get(row, J_STATUS)) == OUTBOX_JOIN_FAILED ?
+				   "failed" : "completed",
 				   DatumGetInt32(outbox_row_get(row, J_COMPLETED_STEPS)),
 				   DatumGetInt32(outbox_row_get(row, J_FAILED_STEPS)));
 }
 
 /*
- * Add the steps of one join to it.  One that has ended never changes again, so
- * whoever is deleting it is not waited for.
+ * Count the steps of one join.  A join that has ended never changes again, so
+ * there is no need to wait for a transaction that is deleting it.
  */
 static void
 change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
@@ -382,9 +389,9 @@ change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
 		CHECK_FOR_INTERRUPTS();
 		if (!outbox_probe(probe, UUIDPGetDatum(join_id), slot, &blocker))
 		{
-			/* deleted; or not committed yet, by plain SQL */
+			/* deleted; or inserted by plain SQL, and not committed */
 			if (TransactionIdIsValid(blocker))
-				leave_join_doubt(blocker, join_id, NULL, OUTBOX_READY);
+				leave_recheck(blocker, join_id, NULL, OUTBOX_READY);
 			return;
 		}
 		if (!count_steps(counter, slot, row, steps, nsteps))
@@ -393,7 +400,7 @@ change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
 									 !counter->ended->must_not_wait, &blocker);
 	}
 	if (result == OUTBOX_ROW_LOCKED)
-		leave_join_doubt(GetCurrentTransactionId(), join_id, NULL, OUTBOX_READY);
+		leave_recheck(GetCurrentTransactionId(), join_id, NULL, OUTBOX_READY);
 	else if (result == OUTBOX_ROW_OK &&
 			 DatumGetInt16(outbox_row_get(row, J_STATUS)) != OUTBOX_JOIN_PENDING)
 	{
@@ -441,8 +448,8 @@ change_joins(Counter *counter)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Make a wait claimable now, if it has been put back.  False if another
- * transaction has locked it: it must be tried again when that has ended.
+ * Make a wait claimable now, if it is parked.  False if another transaction
+ * has locked it: the caller must try again when that has ended.
  */
 static bool
 wake_wait(OutboxTable *queue, OutboxProbe *probe, TupleTableSlot *slot,
@@ -470,11 +477,15 @@ wake_wait(OutboxTable *queue, OutboxProbe *probe, TupleTableSlot *slot,
 				return true;
 		}
 	}
-	/* it has ended, or whoever files it will look at the join himself */
+
+	/*
+	 * it has ended, or the transaction that parks it will look at the join
+	 * itself
+	 */
 	return true;
 }
 
-/* The wait that is this message. */
+/* A search for the wait that is this message. */
 typedef struct WaitScan
 {
 	OutboxTable queue;
@@ -504,8 +515,8 @@ wait_scan_end(WaitScan *scan)
 }
 
 /*
- * A join has ended: have its waits evaluated.  False if one of them is locked,
- * and was left to a doubt.
+ * Have the waits of a join that has ended evaluated.  False if one of them is
+ * locked, and was left to join_rechecks.
  */
 bool
 outbox_join_wake(const pg_uuid_t *join_id)
@@ -532,22 +543,22 @@ outbox_join_wake(const pg_uuid_t *join_id)
 					  &writer))
 			continue;
 		all = false;
-		leave_join_doubt(TransactionIdIsValid(writer) ? writer :
-						 GetCurrentTransactionId(),
-						 join_id, NULL, OUTBOX_READY);
+		leave_recheck(TransactionIdIsValid(writer) ? writer :
+					  GetCurrentTransactionId(),
+					  join_id, NULL, OUTBOX_READY);
 	}
 
 	wait_scan_end(&scan);
 	ExecDropSingleTupleTableSlot(wait);
 	outbox_probe_end(&waits_probe);
 	outbox_table_close(&waits);
-	/* of waits that were not there yet, the evaluation has left doubts */
+	/* the evaluation has left rechecks of waits that were not visible yet */
 	outbox_wake_note_worker();
 	return all;
 }
 
 /*
- * Have a wait evaluated, whatever is known of its join.  False if another
+ * Have a wait evaluated, whatever the state of its join.  False if another
  * transaction has locked it.
  */
 bool
@@ -565,9 +576,10 @@ outbox_join_wake_wait(const pg_uuid_t *message_id)
 }
 
 /*
- * Some of these messages may have been waits, which have ended, too.  A row
- * that another transaction has locked, or deletes with its join, is left to a
- * doubt: as long as it is there, the join is not purged.
+ * Delete the rows of join_waits of these messages, some of which may have been
+ * waits.  A row that another transaction has locked, or is deleting with its
+ * join, is left to join_rechecks: the join is not purged as long as the row is
+ * there.
  */
 static void
 forget_waits(const OutboxEndedList *ended)
@@ -592,8 +604,8 @@ forget_waits(const OutboxEndedList *ended)
 			if (TransactionIdIsValid(writer) ||
 				outbox_table_delete(&waits, slot, false, &writer) ==
 				OUTBOX_ROW_LOCKED)
-				leave_join_doubt(writer, NULL, &message->message_id,
-								 message->status);
+				leave_recheck(writer, NULL, &message->message_id,
+							  message->status);
 		}
 	}
 	outbox_probe_end(&probe);
@@ -605,7 +617,10 @@ forget_waits(const OutboxEndedList *ended)
 /* The calls                                                              */
 /* ---------------------------------------------------------------------- */
 
-/* Was there ever a row?  Mostly not, and then nothing is to do. */
+/*
+ * Has the table ever had a row?  Usually it has not, and there is nothing to
+ * do.
+ */
 static bool
 is_in_use(Oid relid)
 {
@@ -621,7 +636,7 @@ is_in_use(Oid relid)
 static void
 count(Counter *counter)
 {
-	/* what this transaction did before is to be seen, and can be changed */
+	/* see earlier changes of this transaction; they can be changed, too */
 	CommandCounterIncrement();
 	counter->now = GetCurrentTimestamp();
 	mark_all_members(counter);
@@ -630,14 +645,18 @@ count(Counter *counter)
 	change_joins(counter);
 	for (int i = 0; i < counter->ncomplete; i++)
 		(void) outbox_join_wake(&counter->complete[i]);
-	/* a doubt may wait for the end of this transaction */
-	if (is_in_use(outbox_catalog()->join_doubts))
+	/* a recheck may wait for the end of this transaction */
+	if (is_in_use(outbox_catalog()->join_rechecks))
 		outbox_wake_note_worker();
 	pfree(counter->steps);
 	pfree(counter->complete);
 }
 
-/* These messages have ended: count them in their joins. */
+/*
+ * Count messages that have ended in their joins, and wake the waits of joins
+ * that are complete.  Does not wait for other transactions if the caller must
+ * not.
+ */
 void
 outbox_join_count(const OutboxEndedList *ended)
 {
@@ -653,8 +672,8 @@ outbox_join_count(const OutboxEndedList *ended)
 }
 
 /*
- * A step of a join is reported to have ended: count it there, and in no other
- * join.  False if it is not attached to the join.
+ * Count a step whose end was reported by hand, in this join only.  False if it
+ * is not attached to the join.
  */
 bool
 outbox_join_report(const pg_uuid_t *join_id, const pg_uuid_t *message_id,
@@ -669,8 +688,9 @@ outbox_join_report(const pg_uuid_t *join_id, const pg_uuid_t *message_id,
 }
 
 /*
- * Look at a join as it is now, whatever the snapshot.  False if it is not there.
- * *writer is the transaction that is changing, deleting or inserting it.
+ * Read a join as it is now, whatever the snapshot.  False if it does not
+ * exist.  *writer is set to the transaction that is changing, deleting or
+ * inserting it.
  */
 bool
 outbox_join_look(const pg_uuid_t *join_id, OutboxJoinCount *join,

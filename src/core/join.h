@@ -1,6 +1,6 @@
 /*
  * join.h
- *	  Joins: how many of their steps have ended, and who waits for that.
+ *	  Joins: counting the steps that have ended, and waking the waits.
  */
 #ifndef OUTBOX_JOIN_H
 #define OUTBOX_JOIN_H

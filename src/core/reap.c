@@ -1,13 +1,14 @@
 /*
  * reap.c
- *	  Leases that have ended, and messages that have expired.
+ *	  Reaping leases that have ended and messages that have expired.
  *
- * Nothing depends on it: a claim takes a message whose lease has ended as it
- * comes by, and never hands out one that has expired.  Reaping makes visible
- * what is the case, and frees the streams that wait behind such messages.
+ * Correctness does not depend on it: a claim takes a message whose lease has
+ * ended when it comes across it, and never hands out one that has expired.
+ * Reaping makes their state visible, and frees the streams that wait behind
+ * such messages.
  *
- * It never waits: a message that another transaction has locked is left to that
- * one, and a join that is locked is counted later (join.c).
+ * It never waits: it skips messages that another transaction has locked, and a
+ * join that is locked is counted later (join.c).
  */
 #include "postgres.h"
 
@@ -21,12 +22,14 @@
 #include "compat.h"
 #include "core/reap.h"
 #include "outbox.h"
+#include "queue/count.h"
 #include "queue/history.h"
 #include "queue/lease_walk.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
 #include "queue/stream.h"
 #include "queue/walk.h"
+#include "shmem/counters.h"
 #include "shmem/expiry.h"
 #include "shmem/lane.h"
 #include "shmem/lane_xact.h"
@@ -34,9 +37,13 @@
 #include "table/columns.h"
 #include "table/probe.h"
 #include "table/table.h"
+#include "trace.h"
 #include "util/guc.h"
 
-/* Entries of messages that are gone that are passed to find one that expires. */
+/*
+ * Maximum number of dead index entries to skip when looking for the next
+ * message that expires.
+ */
 #define MAX_GONE 1000
 
 typedef struct Reaper
@@ -64,11 +71,14 @@ return_to_ready(Reaper *reaper, TupleTableSlot *message,
 	result = outbox_queue_update(&reaper->queue, message, reaper->row, false,
 								 blocker);
 	if (result == OUTBOX_ROW_OK)
+	{
+		OUTBOX_TRACE_ROW("row.reap", reaper, message, reaper->row, -1);
 		outbox_stream_gone_back(&reaper->gone_back, message);
+	}
 	return result;
 }
 
-/* A message has expired, or has had its attempts. */
+/* Move a message that has expired, or is out of attempts, to dead. */
 static OutboxRowResult
 bury(Reaper *reaper, TupleTableSlot *message, OutboxFate fate,
 	 TransactionId *blocker)
@@ -77,6 +87,8 @@ bury(Reaper *reaper, TupleTableSlot *message, OutboxFate fate,
 
 	result = outbox_queue_bury(&reaper->queue, &reaper->history, message, fate,
 							   blocker);
+	if (result == OUTBOX_ROW_OK)
+		OUTBOX_TRACE_ROW("row.reap", reaper, message, NULL, -1);
 	if (result != OUTBOX_ROW_OK || slot_attisnull(message, Q_STREAM_ID))
 		return result;
 	if (!reaper->streams_open)
@@ -86,7 +98,7 @@ bury(Reaper *reaper, TupleTableSlot *message, OutboxFate fate,
 	return result;
 }
 
-/* A lease that has ended. */
+/* Reap the lease at which a walk stands. */
 static bool
 reap_lease(OutboxWalk *walk, void *arg)
 {
@@ -97,10 +109,7 @@ reap_lease(OutboxWalk *walk, void *arg)
 	OutboxFate	fate;
 	OutboxRowResult result;
 
-	outbox_policy_get(reaper->queue.store,
-					  DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
-					  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
-					  &policy);
+	outbox_policy_of(reaper->queue.store, message, &policy);
 	fate = outbox_queue_fate(message, &policy, 0, reaper->now);
 	if (fate == OUTBOX_FATE_LIVE)
 		result = return_to_ready(reaper, message, &blocker);
@@ -110,6 +119,8 @@ reap_lease(OutboxWalk *walk, void *arg)
 	if (result == OUTBOX_ROW_OK)
 	{
 		outbox_walk_changed(walk, 0);
+		outbox_count_message(reaper->queue.store->kind, message,
+							 OUTBOX_COUNT_LEASES_LOST);
 		return ++reaper->nreaped < reaper->limit;
 	}
 	if (result == OUTBOX_ROW_REFUSED)
@@ -175,7 +186,7 @@ expiry_scan_next(ExpiryScan *scan, TimestampTz *expires_at, bool *is_gone)
 	return true;
 }
 
-/* Messages that were not delivered in time, wherever they lie. */
+/* Move messages that have expired to dead, whatever their lane. */
 static void
 reap_expired_messages(Reaper *reaper)
 {
@@ -196,7 +207,7 @@ reap_expired_messages(Reaper *reaper)
 
 		if (is_gone)
 			continue;
-		/* until this transaction has committed, it is there */
+		/* it stays there until this transaction commits */
 		until = Min(until, expires_at - 1);
 		if (reaper->nreaped == reaper->limit)
 			break;
@@ -209,14 +220,18 @@ reap_expired_messages(Reaper *reaper)
 			reaper->nreaped++;
 	}
 	expiry_scan_end(&scan);
-	/* of what we have removed ourselves we see nothing, and it may come back */
+
+	/*
+	 * what this transaction has removed is invisible to it, but is back if it
+	 * aborts
+	 */
 	if (!outbox_lane_has_moved(relid))
 		outbox_expiry_end(&search, until);
 }
 
 /*
- * When does the next message expire?  DT_NOEND if none does.  Too early rather
- * than too late: only so many entries of what is gone are passed.
+ * The time when the next message expires; DT_NOEND if none does.  May be too
+ * early, but not too late: only MAX_GONE dead entries are skipped.
  */
 TimestampTz
 outbox_reap_next_expiry(const OutboxStore *store)
@@ -248,9 +263,9 @@ outbox_reap_next_expiry(const OutboxStore *store)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Return messages whose leases have ended to ready, or to the dead if they
- * have had their attempts, and messages that have expired to the dead.
- * Returns how many, at most "limit".
+ * Make messages whose leases have ended ready, or move them to dead if they
+ * are out of attempts, and move messages that have expired to dead.  Returns
+ * how many, at most "limit".
  */
 int
 outbox_reap(const OutboxStore *store, int limit)
@@ -266,7 +281,7 @@ outbox_reap(const OutboxStore *store, int limit)
 
 	outbox_walk_leases(&reaper.queue, reaper.now, OUTBOX_SCAN_REAP, reap_lease,
 					   &reaper);
-	/* a message may have been in both lists */
+	/* a message may be in both lists */
 	CommandCounterIncrement();
 	reap_expired_messages(&reaper);
 

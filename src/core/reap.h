@@ -1,6 +1,6 @@
 /*
  * reap.h
- *	  Leases that have ended, and messages that have expired.
+ *	  Reaping leases that have ended and messages that have expired.
  */
 #ifndef OUTBOX_REAP_H
 #define OUTBOX_REAP_H

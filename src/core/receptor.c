@@ -1,9 +1,9 @@
 /*
  * receptor.c
- *	  What instances report of receptors and perspectives.
+ *	  The progress of receptors and perspectives, as instances report it.
  *
- * The engine knows nothing of them: their progress is kept in two tables, which
- * SQL functions write (sql/receptors.sql).
+ * The engine does not use it: it is kept in two tables, which SQL functions
+ * write (sql/receptors.sql).
  */
 #include "postgres.h"
 
@@ -34,8 +34,8 @@ make_array(Datum *values, bool *isnull, int n, Oid type)
 #define DERIVED_COLUMNS 6
 
 /*
- * Run a statement on what is done and what has failed; its columns are given
- * as arrays.
+ * Run a statement with the completed and the failed entries; their columns are
+ * passed as arrays.
  */
 static void
 write_lists(const char *sql, const OutboxDerivedList *lists)
@@ -81,7 +81,10 @@ write_lists(const char *sql, const OutboxDerivedList *lists)
 		elog(ERROR, "could not run a statement");
 }
 
-/* Receptors and perspectives; as the owner of their tables. */
+/*
+ * Write the sections of receptors and perspectives, as the owner of their
+ * tables.
+ */
 void
 outbox_receptors_write(const OutboxDerivedSections *sections)
 {

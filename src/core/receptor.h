@@ -1,6 +1,6 @@
 /*
  * receptor.h
- *	  What instances report of receptors and perspectives.
+ *	  The progress of receptors and perspectives, as instances report it.
  */
 #ifndef OUTBOX_RECEPTOR_H
 #define OUTBOX_RECEPTOR_H
@@ -9,7 +9,7 @@
 
 #include "utils/uuid.h"
 
-/* An entry about something that was derived from a message. */
+/* An entry on what an instance has derived from a message. */
 typedef struct OutboxDerived
 {
 	const pg_uuid_t *id;		/* the message, or the stream */
@@ -25,7 +25,9 @@ typedef struct OutboxDerivedList
 	OutboxDerived *entries;
 } OutboxDerivedList;
 
-/* Each as two lists: what is completed, and what has failed. */
+/*
+ * The sections; each has two lists, for what is completed and what has failed.
+ */
 typedef struct OutboxDerivedSections
 {
 	OutboxDerivedList receptors[2];

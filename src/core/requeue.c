@@ -3,32 +3,39 @@
  *	  Bringing dead messages back.
  *
  * A message that is brought back is the same message: it keeps its id, its
- * message_id, its creation time and its dedupe key.  Its attempts are counted from 0,
- * and in its stream it takes the last place, for its commit is that of the
- * transaction that brings it back.  The key of one that was cancelled has been
- * free since; if another message has taken it, the message comes back without.
+ * message_id, its creation time and its dedupe key.  Its attempts are counted
+ * from 0, and it takes the last place in its stream, because its place is
+ * determined by the commit of the transaction that brings it back.  The key of
+ * a message that was cancelled was freed then; if another message has taken
+ * it, the message comes back without a key.
  *
- * One that a dump has brought back already is left where it is, until it has ended.
+ * A message that a dump has also restored to its live table stays in dead
+ * until that one has ended.
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
 #include "core/enqueue.h"
 #include "core/requeue.h"
 #include "outbox.h"
+#include "queue/errors.h"
+#include "queue/subscriber.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/keylock.h"
 #include "table/probe.h"
 #include "table/table.h"
+#include "trace.h"
 #include "util/guc.h"
+#include "util/hash.h"
 
-/* A pointer that stays, to a value that may be null. */
+/* A pointer to a copy of a value; NULL if that is null. */
 static const void *
 get_pointer(HeapTuple tuple, AttrNumber attnum, TupleDesc desc)
 {
@@ -52,17 +59,43 @@ get_time_pointer(HeapTuple tuple, AttrNumber attnum, TupleDesc desc)
 	return result;
 }
 
+/* A delivery comes back to the subscription that has the name now. */
+static void
+revive_delivery(OutboxMessage *message, const text *subscription)
+{
+	const OutboxSubscriber *subscriber =
+	outbox_subscriber_named(message->namespace, subscription);
+	pg_uuid_t  *stream;
+
+	if (subscriber == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("subscription \"%s\" does not exist",
+						text_to_cstring(subscription))));
+	message->subscriber = subscriber->id;
+	if (message->stream_id == NULL)
+		return;
+	stream = palloc_object(pg_uuid_t);
+	outbox_subscriber_stream(message->stream_id, subscriber->id, stream);
+	message->stream_id = stream;
+}
+
+/* Make a message to enqueue from a row of dead. */
 static void
 revive(OutboxMessage *message, HeapTuple tuple, TupleDesc desc,
 	   TimestampTz now)
 {
+	int32	   *priority = palloc_object(int32);
+	Datum		errors;
 	bool		isnull;
 
 	memset(message, 0, sizeof(OutboxMessage));
 	message->replayed_id = DatumGetInt64(heap_getattr(tuple, H_ID, desc, &isnull));
 	message->replayed_created_at =
 		DatumGetTimestampTz(heap_getattr(tuple, H_CREATED_AT, desc, &isnull));
-	message->replayed_errors = get_pointer(tuple, H_ERRORS, desc);
+	errors = heap_getattr(tuple, H_ERRORS, desc, &isnull);
+	message->replayed_errors =
+		outbox_errors_add(isnull ? NULL : DatumGetArrayTypeP(errors), 0, now, NULL);
 	message->given_id = get_pointer(tuple, H_MESSAGE_ID, desc);
 	message->namespace = PG_DETOAST_DATUM_PACKED(heap_getattr(tuple, H_NAMESPACE,
 															  desc, &isnull));
@@ -74,17 +107,29 @@ revive(OutboxMessage *message, HeapTuple tuple, TupleDesc desc,
 	message->dedupe_key = get_pointer(tuple, H_DEDUPE_KEY, desc);
 	message->tenant_id = get_pointer(tuple, H_TENANT_ID, desc);
 	message->stream_id = get_pointer(tuple, H_STREAM_ID, desc);
+	message->published_id = get_pointer(tuple, H_PUBLISHED_ID, desc);
+	message->published_at = get_time_pointer(tuple, H_PUBLISHED_AT, desc);
+	/* null is 0, whatever the topic's policy says now */
+	*priority = DatumGetInt16(heap_getattr(tuple, H_PRIORITY, desc, &isnull));
+	message->priority = priority;
+	if (get_pointer(tuple, H_CAUSED_BY, desc) != NULL)
+	{
+		message->has_cause = true;
+		message->cause = *(const pg_uuid_t *) get_pointer(tuple, H_CAUSED_BY, desc);
+	}
+	if (get_pointer(tuple, H_SUBSCRIPTION, desc) != NULL)
+		revive_delivery(message, get_pointer(tuple, H_SUBSCRIPTION, desc));
 	message->due_time = get_time_pointer(tuple, H_DUE_TIME, desc);
 	message->expires_at = get_time_pointer(tuple, H_EXPIRES_AT, desc);
 	message->retakes_key =
 		DatumGetInt16(heap_getattr(tuple, H_FAILURE_REASON, desc, &isnull)) ==
 		OUTBOX_REASON_CANCELLED;
-	/* who brings back what has expired wants it delivered */
+	/* a message that is brought back must be delivered, so drop its expiry */
 	if (message->expires_at != NULL && *message->expires_at <= now)
 		message->expires_at = NULL;
 }
 
-/* Does the table have a row with this key, be it not committed yet? */
+/* Does the table have a row with this key, even an uncommitted one? */
 static bool
 has_row(OutboxTable *table, Oid index, Datum key)
 {
@@ -105,7 +150,20 @@ is_back(OutboxTable *live, TupleTableSlot *message)
 				outbox_row_get(message, H_MESSAGE_ID));
 }
 
-/* Take a message from the dead; NULL if it is not there, or cannot come back. */
+/* Is it a delivery whose subscription no longer exists? */
+static bool
+is_unsubscribed(TupleTableSlot *message)
+{
+	bool		isnull;
+	Datum		subscription = slot_getattr(message, H_SUBSCRIPTION, &isnull);
+
+	if (isnull)
+		return !slot_attisnull(message, H_PUBLISHED_ID);
+	return outbox_subscriber_named(DatumGetTextPP(outbox_row_get(message, H_NAMESPACE)),
+								   DatumGetTextPP(subscription)) == NULL;
+}
+
+/* Take a message out of dead; NULL if it is not there, or cannot come back. */
 static HeapTuple
 exhume(OutboxTable *dead, OutboxTable *live, OutboxProbe *probe,
 	   TupleTableSlot *slot, int64 id)
@@ -123,11 +181,12 @@ exhume(OutboxTable *dead, OutboxTable *live, OutboxProbe *probe,
 			outbox_xact_wait(blocker);
 			continue;
 		}
-		if (is_back(live, slot))
+		if (is_back(live, slot) || is_unsubscribed(slot))
 			return NULL;
 		switch (outbox_table_delete(dead, slot, true, NULL))
 		{
 			case OUTBOX_ROW_OK:
+				OUTBOX_TRACE_REDRIVE(live, id);
 				return ExecCopySlotHeapTuple(slot);
 			case OUTBOX_ROW_REFUSED:
 				return NULL;
@@ -138,8 +197,8 @@ exhume(OutboxTable *dead, OutboxTable *live, OutboxProbe *probe,
 }
 
 /*
- * Put dead messages back into their live table; how many there were.  The ids
- * must be in order, each once.
+ * Put dead messages back into their live table; returns how many.  The ids
+ * must be in ascending order, without duplicates.
  */
 int
 outbox_requeue(const OutboxStore *store, const int64 *ids, int nids)

@@ -1,12 +1,12 @@
 /*
  * settle.c
- *	  What becomes of leased messages: done, tried again, failed, given back.
+ *	  Settling leases: ack, nack, fail, renew, release.
  *
- * Whoever settles names messages by id.  They are looked up and changed in
- * the order of their ids, so that two calls never wait for each other; a
- * message that somebody else is just changing is waited for, since only then
- * it is known whether the lease still stands.  What is not the caller's lease
- * is passed over.
+ * The caller names messages by id.  They are looked up and changed in the
+ * order of their ids, so that two calls cannot deadlock; if another
+ * transaction is changing a message, the call waits for its end, because only
+ * then is it known whether the lease still stands.  Messages that are not
+ * leased to the caller are skipped.
  */
 #include "postgres.h"
 
@@ -22,6 +22,7 @@
 
 #include "core/settle.h"
 #include "outbox.h"
+#include "queue/count.h"
 #include "queue/errors.h"
 #include "queue/history.h"
 #include "queue/lease_walk.h"
@@ -29,6 +30,7 @@
 #include "queue/queue.h"
 #include "queue/stream.h"
 #include "queue/walk.h"
+#include "shmem/counters.h"
 #include "shmem/lane.h"
 #include "shmem/wake.h"
 #include "table/catalog.h"
@@ -37,38 +39,39 @@
 #include "table/probe.h"
 #include "table/table.h"
 #include "table/tidcache.h"
+#include "trace.h"
 #include "util/grow.h"
 #include "util/hash.h"
 #include "util/uuid.h"
 
-/* Of how many streams it is kept how far they were checked; a power of 2. */
+/* Size of the cache of how far streams were checked; a power of 2. */
 #define CHECKED_STREAMS 64
 
-/* Up to where all leases of a stream are known to stand. */
+/* Up to where the leases of a stream are known to stand. */
 typedef struct CheckedStream
 {
 	pg_uuid_t	stream;
 	int64		to;				/* 0: none */
 } CheckedStream;
 
-/* A call's dealings with the queue. */
+/* State of one call. */
 typedef struct Settler
 {
 	OutboxSettle *settle;
-	const OutboxLeaseRef *lease;	/* the one at hand */
+	const OutboxLeaseRef *lease;	/* the current one */
 	OutboxTable queue;
 	TimestampTz now;
 	OutboxProbe probe;
 	BlockNumber hint_end;
-	TupleTableSlot *slot;		/* the message at hand */
+	TupleTableSlot *slot;		/* the current message */
 	TupleTableSlot *row;		/* its next version */
-	bool		goes_back;		/* it is not finished, nor leased any longer */
+	bool		goes_back;		/* it becomes ready again */
 	OutboxHistory history;
 	bool		streams_open;
 	OutboxStreamScan streams;
 	CheckedStream checked[CHECKED_STREAMS];
 	OutboxGoneBack gone_back;
-	MemoryContext errors;		/* of the message at hand */
+	MemoryContext errors;		/* of the current message */
 } Settler;
 
 /* ---------------------------------------------------------------------- */
@@ -88,7 +91,7 @@ cmp_lease(const void *a, const void *b)
 	return la->attempts < lb->attempts ? -1 : la->attempts > lb->attempts;
 }
 
-/* Is the message at hand leased as the caller believes? */
+/* Does the current message have the lease that the caller names? */
 static bool
 lease_stands(Settler *settler, const OutboxLeaseRef *lease)
 {
@@ -117,6 +120,9 @@ open_streams(Settler *settler)
 	return &settler->streams;
 }
 
+/*
+ * Is this id one of those that the call settles?  The leases must be sorted.
+ */
 static bool
 is_named(int64 id, void *arg)
 {
@@ -140,9 +146,10 @@ is_named(int64 id, void *arg)
 }
 
 /*
- * Does the lease of the message at hand stand, as far as its stream goes?  It does
- * not if a message before it has gone back.  Calls that settle all of a stream look
- * at what is before each message only once.
+ * Does the lease of the current message stand as far as its stream is
+ * concerned?  It does not if an earlier message of the stream has become ready
+ * again.  What is known is cached, so that a call that settles a whole stream
+ * checks each message only once.
  */
 static bool
 lease_stands_in_stream(Settler *settler)
@@ -173,7 +180,7 @@ lease_stands_in_stream(Settler *settler)
 /* Settling one                                                           */
 /* ---------------------------------------------------------------------- */
 
-/* What is to become of the message at hand? */
+/* How to settle the current message. */
 static OutboxSettlement
 what_to_do(Settler *settler)
 {
@@ -188,7 +195,7 @@ what_was_wrong(Settler *settler)
 		settler->settle->error;
 }
 
-/* The bits that the message will have. */
+/* The progress bits that the message will have. */
 static int
 progress_so_far(Settler *settler)
 {
@@ -196,7 +203,7 @@ progress_so_far(Settler *settler)
 		settler->lease->progress;
 }
 
-/* The errors of all attempts of the message at hand, with this one. */
+/* The errors of all attempts of the current message, including this one. */
 static const ArrayType *
 errors_so_far(Settler *settler)
 {
@@ -205,7 +212,7 @@ errors_so_far(Settler *settler)
 	MemoryContext old;
 	const ArrayType *result;
 
-	/* those of the message before have been written */
+	/* those of the previous message have been written */
 	if (settler->errors == NULL)
 		settler->errors = AllocSetContextCreate(CurrentMemoryContext,
 												"outbox errors of a message",
@@ -219,6 +226,7 @@ errors_so_far(Settler *settler)
 	return result;
 }
 
+/* Move the current message to its history, as done or dead. */
 static OutboxRowResult
 finish(Settler *settler, OutboxStatus status, OutboxReason reason)
 {
@@ -226,7 +234,7 @@ finish(Settler *settler, OutboxStatus status, OutboxReason reason)
 		.status = status,
 		.reason = reason,
 		.error = what_was_wrong(settler),
-		/* of a run that is done, this is its output */
+		/* for a run that is done, this is its output */
 		.forget_error = status == OUTBOX_DONE &&
 		settler->settle->store->kind == OUTBOX_RUNS,
 		.errors = status == OUTBOX_DEAD ? errors_so_far(settler) : NULL,
@@ -238,13 +246,15 @@ finish(Settler *settler, OutboxStatus status, OutboxReason reason)
 
 	result = outbox_queue_finish(&settler->queue, &settler->history,
 								 settler->slot, &outcome, true, NULL);
-	if (result == OUTBOX_ROW_OK &&
-		!slot_attisnull(settler->slot, Q_STREAM_ID))
+	if (result != OUTBOX_ROW_OK)
+		return result;
+	OUTBOX_TRACE_END(status == OUTBOX_DONE, settler, settler->lease->attempts);
+	if (!slot_attisnull(settler->slot, Q_STREAM_ID))
 		outbox_stream_ended(open_streams(settler), settler->slot);
 	return result;
 }
 
-/* When is this message to be tried again? */
+/* The time of the next attempt of the current message. */
 static TimestampTz
 retry_at(Settler *settler, const OutboxPolicy *policy)
 {
@@ -258,13 +268,17 @@ retry_at(Settler *settler, const OutboxPolicy *policy)
 													   IntervalPGetDatum(settler->settle->delay)));
 	delay = Min(ldexp(policy->backoff_base, Min(retries, 62)),
 				policy->backoff_max);
-	/* a policy that did not come through configure_topic may say anything */
+	/* a policy that was not set by configure_topic may have any value */
 	delay = Min(Max(delay, 0), (double) OUTBOX_MAX_DELAY_DAYS * USECS_PER_DAY);
 	if (policy->backoff_jitter)
 		delay *= 0.5 + 0.5 * pg_prng_double(&pg_global_prng_state);
 	return settler->now + (TimestampTz) delay;
 }
 
+/*
+ * Schedule a retry of the current message, or move it to dead if it is out of
+ * attempts or has expired.
+ */
 static OutboxRowResult
 nack(Settler *settler)
 {
@@ -274,9 +288,7 @@ nack(Settler *settler)
 	OutboxFate	fate;
 	TimestampTz at;
 
-	outbox_policy_get(settler->settle->store,
-					  DatumGetTextPP(outbox_row_get(slot, Q_NAMESPACE)),
-					  DatumGetTextPP(outbox_row_get(slot, Q_TOPIC)), &policy);
+	outbox_policy_of(settler->settle->store, slot, &policy);
 	fate = outbox_queue_fate(slot, &policy, settle->max_attempts, settler->now);
 	if (fate != OUTBOX_FATE_LIVE)
 		return finish(settler, OUTBOX_DEAD, outbox_fate_reason(fate));
@@ -310,7 +322,7 @@ release(Settler *settler)
 							settler->now);
 	outbox_row_set(settler->row, Q_PROGRESS,
 				   Int32GetDatum(progress_so_far(settler)));
-	/* an attempt that was given back does not count */
+	/* a released attempt does not count */
 	outbox_row_set(settler->row, Q_WAIVED,
 				   Int32GetDatum(DatumGetInt32(outbox_row_get(settler->slot,
 															  Q_WAIVED)) + 1));
@@ -330,15 +342,17 @@ renew(Settler *settler)
 	outbox_row_set(settler->row, Q_LOCKED_UNTIL, TimestampTzGetDatum(until));
 	outbox_row_set(settler->row, Q_UPDATED_AT,
 				   TimestampTzGetDatum(settler->now));
+	OUTBOX_TRACE_BACK("row.renew", settler, settler->lease->attempts);
 	return outbox_queue_update(&settler->queue, slot, settler->row,
 							   !settler->settle->skip_locked, NULL);
 }
 
+/* Settle the current message, whose lease stands, as the caller wants it. */
 static OutboxRowResult
 settle_message(Settler *settler)
 {
 	settler->goes_back = false;
-	/* only a lease that stands is settled */
+	/* only leases that stand are settled */
 	Assert(DatumGetInt16(outbox_row_get(settler->slot, Q_STATUS)) ==
 		   OUTBOX_IN_PROGRESS);
 	switch (what_to_do(settler))
@@ -361,6 +375,32 @@ settle_message(Settler *settler)
 			break;
 	}
 	pg_unreachable();
+}
+
+/* Count what was done to the current message, and how long it was leased. */
+static void
+count_settled(Settler *settler)
+{
+	OutboxStoreKind kind = settler->settle->store->kind;
+
+	switch (what_to_do(settler))
+	{
+		case OUTBOX_NACK:
+			outbox_count_message(kind, settler->slot, OUTBOX_COUNT_NACKED);
+			break;
+		case OUTBOX_FAIL:
+			outbox_count_message(kind, settler->slot, OUTBOX_COUNT_FAILED);
+			break;
+		case OUTBOX_ACK:
+			break;
+		case OUTBOX_ADVANCE:
+			if (settler->goes_back)
+				return;
+			break;
+		default:
+			return;
+	}
+	outbox_count_served(kind, settler->slot, settler->now);
 }
 
 /* Settle one lease; false if it does not stand. */
@@ -397,8 +437,12 @@ settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 		switch (settle_message(settler))
 		{
 			case OUTBOX_ROW_OK:
+				count_settled(settler);
 				if (settler->goes_back)
+				{
+					OUTBOX_TRACE_BACK("row.back", settler, lease->attempts);
 					outbox_stream_gone_back(&settler->gone_back, settler->slot);
+				}
 				return true;
 			case OUTBOX_ROW_REFUSED:
 				return false;
@@ -408,7 +452,7 @@ settle_lease(Settler *settler, const OutboxLeaseRef *lease)
 					settler->settle->nskipped++;
 					return false;
 				}
-				/* somebody was faster: look again */
+				/* changed concurrently: look again */
 				break;
 		}
 	}
@@ -431,13 +475,13 @@ report_lost(const OutboxLeaseRef *lost, int nlost)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg_plural("lease lost on %d message",
 						   "lease lost on %d messages", nlost, nlost),
-			 errdetail("Not leased to this owner any more: %s.", ids.data)));
+			 errdetail("No longer leased to this owner: %s.", ids.data)));
 }
 
 static void
 begin_settler(Settler *settler, OutboxSettle *settle)
 {
-	/* what this transaction did before is to be seen, and can be changed */
+	/* see earlier changes of this transaction; they can be changed, too */
 	CommandCounterIncrement();
 	memset(settler, 0, sizeof(Settler));
 	settler->settle = settle;
@@ -467,7 +511,7 @@ end_settler(Settler *settler)
 }
 
 /*
- * Settle leases; how many stood.  Sorts the leases.
+ * Settle leases; returns how many of them stood.  Sorts settle->leases.
  */
 int
 outbox_settle(OutboxSettle *settle)
@@ -509,7 +553,7 @@ outbox_settle(OutboxSettle *settle)
 	return nsettled;
 }
 
-/* Leases of one owner, being collected. */
+/* The leases of one owner, while they are collected. */
 typedef struct OwnerLeases
 {
 	const pg_uuid_t *owner;
@@ -534,7 +578,7 @@ collect_lease(OutboxWalk *walk, void *arg)
 	return true;
 }
 
-/* Settle whatever is leased to an owner; how many messages that was. */
+/* Settle all leases of an owner; returns how many there were. */
 static int
 settle_all(OutboxSettle *settle)
 {
@@ -553,8 +597,8 @@ settle_all(OutboxSettle *settle)
 }
 
 /*
- * Give back whatever is leased to an owner; the attempts do not count.  Claims of
- * this owner that wait end when the transaction has committed.
+ * Release all leases of an owner; the attempts do not count.  Waiting claims
+ * of this owner end when the transaction has committed.
  */
 int
 outbox_release_all(const OutboxStore *store, const pg_uuid_t *owner)
@@ -566,9 +610,9 @@ outbox_release_all(const OutboxStore *store, const pg_uuid_t *owner)
 }
 
 /*
- * Let the leases of an owner end now, as if their time was over; but not those
- * that another transaction has locked, which may take long.
- * False if there were such.
+ * End the leases of an owner now, as if they had timed out; except for those
+ * that another transaction has locked, since it may stay in progress for a
+ * long time.  False if there were any.
  */
 bool
 outbox_expire_all(const OutboxStore *store, const pg_uuid_t *owner)

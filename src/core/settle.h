@@ -1,6 +1,6 @@
 /*
  * settle.h
- *	  What becomes of leased messages: done, tried again, failed, given back.
+ *	  Settling leases: ack, nack, fail, renew, release.
  */
 #ifndef OUTBOX_SETTLE_H
 #define OUTBOX_SETTLE_H
@@ -22,38 +22,40 @@ typedef enum OutboxSettlement
 	OUTBOX_EACH_ITS_OWN			/* as each lease says */
 } OutboxSettlement;
 
-/* One lease that somebody wants to settle. */
+/* A lease that a caller wants to settle. */
 typedef struct OutboxLeaseRef
 {
 	int64		id;
 	int			attempts;		/* must be the message's, unless negative */
-	/* what is said of this one, if not of all */
+	/* for this lease only, if not for all */
 	OutboxSettlement what;
-	int			rank;			/* of one message, the lowest counts */
+	int			rank;			/* of several for one message, the lowest
+								 * counts */
 	int			progress;		/* bits to set */
 	int			reason;			/* 0: as for all */
 	const text *error;			/* NULL: as for all */
 } OutboxLeaseRef;
 
-/* What is wanted of them, all alike. */
+/* The arguments of a call, for all of its leases. */
 typedef struct OutboxSettle
 {
 	const OutboxStore *store;
 	OutboxSettlement what;
-	bool		skip_locked;	/* pass over what others have in their hands */
-	int			nskipped;		/* how many those were */
+	bool		skip_locked;	/* skip messages that others have locked */
+	int			nskipped;		/* result: how many were skipped */
 	pg_uuid_t	owner;
 	int			nleases;
 	OutboxLeaseRef *leases;
-	bool		strict;			/* all, or an error */
-	bool		must_not_wait;	/* for joins that others have in their hands */
+	bool		strict;			/* error if a lease is lost */
+	bool		must_not_wait;	/* for joins that others have locked */
 	const text *error;			/* nack, fail */
 	int			reason;			/* nack, fail */
 	const Interval *delay;		/* nack: instead of the backoff */
 	int			max_attempts;	/* nack: 0 as the topic says */
 	int			lease_seconds;	/* renew */
 	int			done_bits;		/* advance: done with any of these */
-	bool		keep;			/* what is done, though its like is not kept */
+	bool		keep;			/* keep done messages even if the topic does
+								 * not */
 	const TimestampTz *not_before;	/* release: not claimable until then */
 } OutboxSettle;
 

@@ -4,18 +4,18 @@
  *
  * The archive is partitioned by (keep, processed_at): how long messages are
  * kept, and when they were done.  "keep" is -2 for as long as outbox.retention
- * says, -1 for ever, else a number of seconds, from the topic's policy.  A
+ * says, -1 forever, else a number of seconds, from the topic's policy.  A
  * partition is called archive_<class>_<time>.  The class is "default",
  * "forever", or the seconds with an "s".  The time is when the partition
- * begins, in UTC, in as many digits as tell how much it spans: 20261119 is
+ * begins, in UTC; the number of digits says how much it spans: 20261119 is
  * that day, 20261119_05 an hour of it, 20261119_053 ten minutes, 20261119_0538
  * one minute.
  *
- * Maintenance makes partitions ahead of time (retention.sql).  Nobody else
- * does: to make one takes a lock on the archive, which a transaction that
- * finishes a message would hold until its end.  What has no partition goes to
- * archive_unsorted, the partition of all classes below -2; its rows have
- * OUTBOX_KEEP_UNSORTED added to their class.
+ * Only maintenance creates partitions, ahead of time (retention.sql).  Doing
+ * so requires a lock on the archive, which a transaction that finishes a
+ * message would hold until its end.  A message for which there is no partition
+ * goes to archive_unsorted, the partition of all classes below -2; its rows
+ * have OUTBOX_KEEP_UNSORTED added to their class.
  */
 #include "postgres.h"
 
@@ -38,14 +38,14 @@
 #include "table/columns.h"
 #include "util/uuid.h"
 
-/* The name of a partition, before and after the class. */
+/* Parts of a partition's name. */
 #define NAME_PREFIX "archive_"
 #define NAME_DEFAULT "default"
 #define NAME_FOREVER "forever"
 
 /*
- * What partitions can span, the longest first, and how many characters of
- * their beginning are in their names.
+ * What partitions can span, the longest first, and how many characters of the
+ * time are in their names.
  */
 static const struct
 {
@@ -59,12 +59,12 @@ static const struct
 };
 
 /*
- * A message's id can be some other computer's, whose clock is ahead of ours
+ * A message_id can come from another computer; its clock may be ahead of ours
  * by at most this.
  */
 #define CLOCKS_DIFFER USECS_PER_DAY
 
-/* A partition whose name was looked up before. */
+/* Cache entry for a partition that was looked up by name. */
 typedef struct KnownPartition
 {
 	int			keep;
@@ -79,12 +79,12 @@ static KnownPartition known[MAX_KNOWN];
 static int	nknown = 0;
 static int	next_known = 0;
 
-/* All partitions, for finding a message in them. */
+/* Entry in the list of all partitions, for finding a message. */
 typedef struct ListedPartition
 {
 	Oid			relid;
 	Oid			index;			/* on message_id; invalid: not looked up yet */
-	TimestampTz until;			/* nothing was done later; or DT_NOEND */
+	TimestampTz until;			/* upper bound of processed_at; or DT_NOEND */
 } ListedPartition;
 
 static MemoryContext list_context = NULL;
@@ -92,7 +92,7 @@ static ListedPartition *list = NULL;
 static int	nlisted = 0;
 static Oid	listed_parent = InvalidOid;
 static uint64 list_changes = 0; /* invalidations so far */
-static uint64 list_seen = 0;	/* and when the list was made */
+static uint64 list_seen = 0;	/* their number when the list was made */
 
 static void
 forget_partitions(Datum arg, Oid relid)
@@ -113,7 +113,7 @@ forget_partitions(Datum arg, Oid relid)
 		list_changes++;
 }
 
-/* From _PG_init. */
+/* Called by _PG_init. */
 void
 outbox_archive_init(void)
 {
@@ -124,7 +124,7 @@ outbox_archive_init(void)
 /* Names                                                                  */
 /* ---------------------------------------------------------------------- */
 
-/* When the span begins in which this time lies. */
+/* The beginning of the span that contains a time. */
 static TimestampTz
 span_begin(TimestampTz at, int64 usecs)
 {
@@ -133,7 +133,10 @@ span_begin(TimestampTz at, int64 usecs)
 	return at - (rest < 0 ? rest + usecs : rest);
 }
 
-/* The name of the partition that begins then, with so much of the time. */
+/*
+ * The name of a partition, with "length" characters of the time when it
+ * begins.
+ */
 static void
 partition_name(int keep, TimestampTz from, int length, char *name)
 {
@@ -160,8 +163,8 @@ partition_name(int keep, TimestampTz from, int length, char *name)
 }
 
 /*
- * Up to when a partition goes, by its name; DT_NOEND if the name is not one
- * that we give.
+ * The end of a partition according to its name; DT_NOEND if the name is not of
+ * the form that maintenance uses.
  */
 static TimestampTz
 end_by_name(const char *name)
@@ -186,7 +189,7 @@ end_by_name(const char *name)
 			{
 				if (*digits != '\0' && (*digits < '0' || *digits > '9'))
 					return DT_NOEND;
-				/* what is not in the name is zero */
+				/* digits that the name does not have are zero */
 				parts[part] = parts[part] * 10 +
 					(*digits == '\0' ? 0 : *digits++ - '0');
 			}
@@ -204,6 +207,10 @@ end_by_name(const char *name)
 /* Where a message goes                                                   */
 /* ---------------------------------------------------------------------- */
 
+/*
+ * Look up the partition for messages of this class and time, and cache it;
+ * invalid if there is none.
+ */
 static Oid
 find_partition(int keep, TimestampTz at)
 {
@@ -220,7 +227,7 @@ find_partition(int keep, TimestampTz at)
 
 		partition_name(keep, from, spans[i].length, name);
 		relid = get_relname_relid(name, outbox_catalog()->namespace);
-		/* a table being restored is no partition yet */
+		/* a table that is being restored is not attached yet */
 		if (!OidIsValid(relid) || !get_rel_relispartition(relid))
 			continue;
 		known[next_known] = OUTBOX_MAKE(KnownPartition, keep, from,
@@ -233,8 +240,8 @@ find_partition(int keep, TimestampTz at)
 }
 
 /*
- * The partition for messages done at this time.  If there is none, it is the
- * one for the unsorted, and *keep becomes what it has of them.
+ * The partition for messages done at this time.  If there is none, returns the
+ * one for unsorted messages, and changes *keep to the class they have there.
  */
 Oid
 outbox_archive_partition(int *keep, TimestampTz at)
@@ -254,26 +261,29 @@ outbox_archive_partition(int *keep, TimestampTz at)
 /* Where a message may be                                                 */
 /* ---------------------------------------------------------------------- */
 
+/* List the partitions, for outbox_archive_search. */
 static void
 make_list(Oid parent)
 {
 	List	   *children;
 	ListCell   *lc;
+	ListedPartition *made;
+	int			nmade = 0;
 
 	if (list_context == NULL)
 		list_context = AllocSetContextCreate(TopMemoryContext,
 											 "outbox partitions",
 											 ALLOCSET_SMALL_SIZES);
-	/* an invalidation from here on is for the next call */
+	/* an invalidation from here on makes the list invalid again */
 	list_seen = list_changes;
 	listed_parent = parent;
 	nlisted = 0;
 	list = NULL;
 	MemoryContextReset(list_context);
 
-	/* which they are is all that matters: no lock is needed for that */
+	/* only their OIDs matter, which does not need a lock */
 	children = find_inheritance_children(parent, NoLock);
-	list = MemoryContextAlloc(list_context,
+	made = MemoryContextAlloc(list_context,
 							  sizeof(ListedPartition) * (list_length(children) + 1));
 	foreach(lc, children)
 	{
@@ -281,16 +291,19 @@ make_list(Oid parent)
 
 		if (name == NULL)
 			continue;
-		list[nlisted++] = OUTBOX_MAKE(ListedPartition, lfirst_oid(lc),
-									  InvalidOid, end_by_name(name));
+		made[nmade++] = OUTBOX_MAKE(ListedPartition, lfirst_oid(lc),
+									InvalidOid, end_by_name(name));
 		pfree(name);
 	}
+	/* set it last: an incomplete list must not be used */
+	list = made;
+	nlisted = nmade;
 	list_free(children);
 }
 
-/* The index of a partition that finds a message by its id. */
-static Oid
-find_index(Relation partition)
+/* The valid index of a partition on this column; invalid if there is none. */
+Oid
+outbox_partition_index(Relation partition, AttrNumber attnum)
 {
 	List	   *indexes = RelationGetIndexList(partition);
 	Oid			result = InvalidOid;
@@ -300,7 +313,7 @@ find_index(Relation partition)
 	{
 		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
 
-		if (index->rd_index->indkey.values[0] == H_MESSAGE_ID &&
+		if (index->rd_index->indkey.values[0] == attnum &&
 			index->rd_index->indisvalid &&
 			RelationGetIndexPredicate(index) == NIL)
 			result = RelationGetRelid(index);
@@ -311,10 +324,10 @@ find_index(Relation partition)
 }
 
 /*
- * Call "visit" for each partition in which this message may be, until it
- * returns true; so does this then.  A partition is locked only while it is
- * visited: so nobody who has looked for a message keeps retention from
- * dropping partitions, and the locks do not add up.
+ * Call "visit" for each partition that may contain this message, until it
+ * returns true; returns whether it did.  A partition is locked only while it
+ * is visited, so that the search does not keep retention from dropping
+ * partitions until the end of the transaction, and locks do not accumulate.
  */
 bool
 outbox_archive_search(const pg_uuid_t *message_id, OutboxArchiveVisit visit)
@@ -324,16 +337,16 @@ outbox_archive_search(const pg_uuid_t *message_id, OutboxArchiveVisit visit)
 	TimestampTz since = DT_NOBEGIN;
 	bool		found = false;
 
-	/* a message can only be in a partition that is older than its end */
+	/* a message can only be in a partition created before it was done */
 	AcceptInvalidationMessages();
-	/* and no message is done before it is made */
+	/* and no message is done before it is created */
 	if (outbox_uuid7_time(message_id, &made) &&
 		made < GetCurrentTimestamp() + CLOCKS_DIFFER)
 		since = made - CLOCKS_DIFFER;
 	if (list == NULL || list_seen != list_changes || listed_parent != parent)
 		make_list(parent);
 
-	/* a new list can be made while we are at it, but only by a trigger */
+	/* a user's trigger may cause a new list to be made in the meantime */
 	for (int i = 0; i < nlisted && !found; i++)
 	{
 		Relation	partition;
@@ -342,11 +355,11 @@ outbox_archive_search(const pg_uuid_t *message_id, OutboxArchiveVisit visit)
 			continue;
 		partition = try_table_open(list[i].relid, AccessShareLock);
 		if (partition == NULL)
-			continue;			/* dropped meanwhile */
+			continue;			/* dropped concurrently */
 		if (i < nlisted && list[i].relid == RelationGetRelid(partition))
 		{
 			if (!OidIsValid(list[i].index) || list_seen != list_changes)
-				list[i].index = find_index(partition);
+				list[i].index = outbox_partition_index(partition, H_MESSAGE_ID);
 			if (OidIsValid(list[i].index))
 				found = visit(partition, list[i].index, message_id);
 		}

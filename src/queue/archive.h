@@ -7,16 +7,21 @@
 
 #include "postgres.h"
 
+#include "access/attnum.h"
 #include "datatype/timestamp.h"
 #include "utils/relcache.h"
 #include "utils/uuid.h"
 
-/* Is the message in this partition, which has this index on message_id? */
+/*
+ * Returns whether the message is in this partition, using its index on
+ * message_id.
+ */
 typedef bool (*OutboxArchiveVisit) (Relation partition, Oid index,
 									const pg_uuid_t *message_id);
 
 extern void outbox_archive_init(void);
 extern Oid	outbox_archive_partition(int *keep, TimestampTz at);
+extern Oid	outbox_partition_index(Relation partition, AttrNumber attnum);
 extern bool outbox_archive_search(const pg_uuid_t *message_id,
 								  OutboxArchiveVisit visit);
 

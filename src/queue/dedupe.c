@@ -2,20 +2,30 @@
  * dedupe.c
  *	  At most one message per dedupe key, and each received message once.
  *
- * outbox.dedupe holds one row per key that was ever given, with the message
- * that has it.  The row is written before the message, in its transaction,
- * and goes when the message goes: retention deletes it, or, where another
- * transaction has locked it, the next one who comes with the key finds that the
- * message is no longer kept and takes the row over.
+ * outbox.dedupe has one row for each key in use, with the message that has it.
+ * The row is written before the message, in its transaction.  When the message
+ * is no longer kept, retention deletes the row; if another transaction has
+ * locked it then, the next message with the key finds that the old one is no
+ * longer kept, and takes the row over.
+ *
+ * A key that was taken for a limited time depends only on the clock.  Until
+ * that time is over it is taken, even if its message is no longer kept; from
+ * then on it is free, even if its message is still waiting.  Cleanup deletes
+ * such rows when their time is over; a message that has the same key before
+ * that takes the row over.  The row of the first message still contains the
+ * key then, but a message only frees keys that it has according to
+ * outbox.dedupe.
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
+#include "utils/fmgrprotos.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
 
 #include "queue/dedupe.h"
-#include "queue/message_find.h"
+#include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/keylock.h"
 #include "table/probe.h"
@@ -28,7 +38,8 @@ enum
 {
 	D_KEY = 1,
 	D_MESSAGE_ID,
-	D_NATTS = D_MESSAGE_ID
+	D_TAKEN_UNTIL,
+	D_NATTS = D_TAKEN_UNTIL
 };
 
 /* outbox.message_deduplication */
@@ -39,32 +50,47 @@ enum
 	R_NATTS = R_FIRST_SEEN_AT
 };
 
-/* What a transaction that wants a key is about, and what came of it. */
+/* State of an attempt to take a key. */
 typedef struct KeyAttempt
 {
 	OutboxTable table;
-	const pg_uuid_t *key;
-	const pg_uuid_t *message_id;
-	pg_uuid_t	holder;			/* who has the key, if it is not ours */
+	OutboxKeyTake *take;
 	bool		ours;
 } KeyAttempt;
+
+/* Set which message has the key from now on, and until when. */
+static void
+set_holder(const OutboxKeyTake *take, TupleTableSlot *row)
+{
+	TimestampTz until;
+
+	outbox_row_set(row, D_MESSAGE_ID, UUIDPGetDatum(take->message_id));
+	outbox_row_set_null(row, D_TAKEN_UNTIL);
+	if (take->taken_for == NULL)
+		return;
+	until = DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+													TimestampTzGetDatum(GetCurrentTimestamp()),
+													IntervalPGetDatum(take->taken_for)));
+	outbox_row_set(row, D_TAKEN_UNTIL, TimestampTzGetDatum(until));
+	outbox_wake_note_key(until);
+}
 
 static void
 insert_key(KeyAttempt *attempt)
 {
 	TupleTableSlot *row = outbox_table_new_row(&attempt->table);
 
-	outbox_row_set(row, D_KEY, UUIDPGetDatum(attempt->key));
-	outbox_row_set(row, D_MESSAGE_ID, UUIDPGetDatum(attempt->message_id));
+	outbox_row_set(row, D_KEY, UUIDPGetDatum(attempt->take->key));
+	set_holder(attempt->take, row);
 	outbox_table_insert(&attempt->table, row);
 	ExecDropSingleTupleTableSlot(row);
 	attempt->ours = true;
 }
 
 /*
- * The key's message is gone, so the key can be ours.  False if another
- * transaction has changed its row first.  Where a user's trigger or policy
- * refuses, the key stays with the message that is gone.
+ * Take a key that has a row, but is free.  False if another transaction has
+ * changed the row first.  If a user's trigger or policy refuses the update,
+ * the key stays with the message that had it.
  */
 static bool
 take_over_key(KeyAttempt *attempt, TupleTableSlot *old, TransactionId *blocker)
@@ -73,25 +99,59 @@ take_over_key(KeyAttempt *attempt, TupleTableSlot *old, TransactionId *blocker)
 	OutboxRowResult result;
 
 	outbox_new_row_from(row, old);
-	outbox_row_set(row, D_MESSAGE_ID, UUIDPGetDatum(attempt->message_id));
+	set_holder(attempt->take, row);
 	result = outbox_table_update(&attempt->table, old, row, false, blocker);
 	ExecDropSingleTupleTableSlot(row);
 	attempt->ours = result == OUTBOX_ROW_OK;
 	return result == OUTBOX_ROW_OK || result == OUTBOX_ROW_REFUSED;
 }
 
-/* Look at the key, and write it if it is free. */
+/*
+ * Is the key taken for a limited time?  Then *over is set to whether that is
+ * over.  If not, the key is taken as long as its message is kept.
+ */
+static bool
+is_timed(TupleTableSlot *row, bool *over)
+{
+	bool		isnull;
+	Datum		until = slot_getattr(row, D_TAKEN_UNTIL, &isnull);
+
+	*over = !isnull && DatumGetTimestampTz(until) <= GetCurrentTimestamp();
+	return !isnull;
+}
+
+/* Is the key of this row free again? */
+static bool
+is_free_again(const OutboxKeyTake *take, TupleTableSlot *row)
+{
+	TransactionId own;
+	bool		over;
+
+	if (is_timed(row, &over))
+	{
+		/*
+		 * it may be a row of this command, which must be visible to be
+		 * updated
+		 */
+		if (over && outbox_row_is_own(row, &own))
+			CommandCounterIncrement();
+		return over;
+	}
+	/* the message of a row of our own may not be inserted yet */
+	return !outbox_row_is_own(row, &own) && !take->is_kept(&take->holder);
+}
+
+/* Callback of keylock.c: look the key up, and take it if it is free. */
 static bool
 try_key(void *arg, TransactionId *blocker)
 {
 	KeyAttempt *attempt = arg;
 	TupleTableSlot *slot = outbox_table_slot(&attempt->table);
-	TransactionId own;
 	bool		found;
 	bool		decided = true;
 
 	found = outbox_find_row(&attempt->table, outbox_catalog()->dedupe_pkey,
-							UUIDPGetDatum(attempt->key), slot, blocker);
+							UUIDPGetDatum(attempt->take->key), slot, blocker);
 	attempt->ours = false;
 	if (TransactionIdIsValid(*blocker))
 		decided = false;
@@ -99,10 +159,9 @@ try_key(void *arg, TransactionId *blocker)
 		insert_key(attempt);
 	else
 	{
-		attempt->holder = *DatumGetUUIDP(outbox_row_get(slot, D_MESSAGE_ID));
-		/* of a row of our own, the message may yet come */
-		if (!outbox_row_is_own(slot, &own) &&
-			!outbox_message_is_kept(&attempt->holder))
+		attempt->take->holder =
+			*DatumGetUUIDP(outbox_row_get(slot, D_MESSAGE_ID));
+		if (is_free_again(attempt->take, slot))
 			decided = take_over_key(attempt, slot, blocker);
 	}
 	ExecDropSingleTupleTableSlot(slot);
@@ -110,27 +169,49 @@ try_key(void *arg, TransactionId *blocker)
 }
 
 /*
- * Give a dedupe key to a message.  If another message has it, return false
- * and that one's id.  Waits for the transaction that has taken the key but
- * has not ended yet.
+ * Take a dedupe key for a message.  If another message has it, return false,
+ * and set take->holder to the id of that message.  Waits for transactions in
+ * progress that have taken the key.
  */
 bool
-outbox_dedupe_take(const pg_uuid_t *key, const pg_uuid_t *message_id,
-				   pg_uuid_t *holder)
+outbox_dedupe_take(OutboxKeyTake *take)
 {
-	KeyAttempt	attempt = {.key = key,.message_id = message_id};
+	KeyAttempt	attempt = {.take = take};
 
 	outbox_table_open(&attempt.table, outbox_catalog()->dedupe, D_NATTS);
-	outbox_keylock_decide(outbox_catalog()->dedupe, outbox_uuid_hash(key),
+	outbox_keylock_decide(outbox_catalog()->dedupe, outbox_uuid_hash(take->key),
 						  try_key, &attempt);
 	outbox_table_close(&attempt.table);
-	*holder = attempt.holder;
 	return attempt.ours;
 }
 
 /*
- * Is this message in the inbox?  Then it has been received, even if that is
- * remembered no longer.  One that another transaction is finishing counts.
+ * Does another message have this key?  Does not wait: if another transaction
+ * is taking the key over, its previous holder counts.
+ */
+bool
+outbox_dedupe_is_anothers(const pg_uuid_t *key, const pg_uuid_t *message_id)
+{
+	OutboxTable table;
+	TupleTableSlot *slot;
+	TransactionId writer;
+	bool		is_anothers;
+
+	outbox_table_open_to_read(&table, outbox_catalog()->dedupe);
+	slot = outbox_table_slot(&table);
+	is_anothers = outbox_find_row(&table, outbox_catalog()->dedupe_pkey,
+								  UUIDPGetDatum(key), slot, &writer) &&
+		!outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(slot, D_MESSAGE_ID)),
+						   message_id);
+	ExecDropSingleTupleTableSlot(slot);
+	outbox_table_close(&table);
+	return is_anothers;
+}
+
+/*
+ * Is this message in the inbox?  Then it has been received, even if its row of
+ * message_deduplication is gone.  A message that another transaction is
+ * finishing counts.
  */
 static bool
 is_in_inbox(const pg_uuid_t *message_id)
@@ -150,26 +231,37 @@ is_in_inbox(const pg_uuid_t *message_id)
 	return found;
 }
 
-/* Look whether the message was received before, and note it if it was not. */
+/* State of an attempt to receive a message. */
+typedef struct ReceiveAttempt
+{
+	OutboxTable table;
+	const pg_uuid_t *message_id;
+	bool		is_new;
+} ReceiveAttempt;
+
+/*
+ * Callback of keylock.c: check whether the message was received before, and
+ * record it if not.
+ */
 static bool
 try_message(void *arg, TransactionId *blocker)
 {
-	KeyAttempt *attempt = arg;
+	ReceiveAttempt *attempt = arg;
 	TupleTableSlot *slot = outbox_table_slot(&attempt->table);
 	bool		found;
 	TupleTableSlot *row;
 
 	found = outbox_find_row(&attempt->table, outbox_catalog()->received_pkey,
-							UUIDPGetDatum(attempt->key), slot, blocker);
+							UUIDPGetDatum(attempt->message_id), slot, blocker);
 	ExecDropSingleTupleTableSlot(slot);
-	/* one that is found with a blocker is just being forgotten */
+	/* a row with a blocker is being deleted by cleanup */
 	if (TransactionIdIsValid(*blocker))
 		return false;
-	attempt->ours = !found && !is_in_inbox(attempt->key);
-	if (!attempt->ours)
+	attempt->is_new = !found && !is_in_inbox(attempt->message_id);
+	if (!attempt->is_new)
 		return true;
 	row = outbox_table_new_row(&attempt->table);
-	outbox_row_set(row, R_MESSAGE_ID, UUIDPGetDatum(attempt->key));
+	outbox_row_set(row, R_MESSAGE_ID, UUIDPGetDatum(attempt->message_id));
 	outbox_row_set(row, R_FIRST_SEEN_AT,
 				   TimestampTzGetDatum(GetCurrentTimestamp()));
 	outbox_table_insert(&attempt->table, row);
@@ -178,32 +270,36 @@ try_message(void *arg, TransactionId *blocker)
 }
 
 /*
- * Remember that a message was received; false if it was before.  Waits for
- * the transaction that is just receiving it.
+ * Record that a message was received; false if it had been received before.
+ * Waits for transactions in progress that receive it.
  */
 bool
 outbox_dedupe_receive(const pg_uuid_t *message_id)
 {
-	KeyAttempt	attempt = {.key = message_id};
+	ReceiveAttempt attempt = {.message_id = message_id};
 
 	outbox_table_open(&attempt.table, outbox_catalog()->received, R_NATTS);
 	outbox_keylock_decide(outbox_catalog()->received,
 						  outbox_uuid_hash(message_id), try_message, &attempt);
 	outbox_table_close(&attempt.table);
-	return attempt.ours;
+	return attempt.is_new;
 }
 
 /*
- * The message that has this key is not kept any more.  False if it does not
- * have it, or if another transaction has locked it: then that takes it over.
+ * Free the key of a message that is no longer kept.  False if the message does
+ * not have the key; if the key is taken for longer, unless at_once is set; or
+ * if another transaction has locked the row, because it will take the key
+ * over.
  */
 bool
-outbox_dedupe_forget(const pg_uuid_t *key, const pg_uuid_t *message_id)
+outbox_dedupe_forget(const pg_uuid_t *key, const pg_uuid_t *message_id,
+					 bool at_once)
 {
 	OutboxTable table;
 	TupleTableSlot *slot;
 	TransactionId blocker;
 	bool		forgotten;
+	bool		over;
 
 	outbox_table_open(&table, outbox_catalog()->dedupe, D_NATTS);
 	slot = outbox_table_slot(&table);
@@ -212,6 +308,7 @@ outbox_dedupe_forget(const pg_uuid_t *key, const pg_uuid_t *message_id)
 		!TransactionIdIsValid(blocker) &&
 		outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(slot, D_MESSAGE_ID)),
 						  message_id) &&
+		(at_once || !is_timed(slot, &over) || over) &&
 		outbox_table_delete(&table, slot, false, &blocker) == OUTBOX_ROW_OK;
 	ExecDropSingleTupleTableSlot(slot);
 	outbox_table_close(&table);

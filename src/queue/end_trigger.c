@@ -1,13 +1,14 @@
 /*
  * end_trigger.c
- *	  Telling who wants to know that messages have ended.
+ *	  Firing triggers when messages have ended.
  *
- * Whoever wants to know puts a trigger on the queue, AFTER DELETE FOR EACH
- * STATEMENT, whose function belongs to the extension.  A call collects the messages
- * that it takes out of the queue, with their outcomes, and fires the trigger
- * once at its end, by hand, however it has written the table.  The trigger
- * asks outbox_ended_now() what there is; where the answer is nothing, somebody
- * has deleted rows by plain SQL, which ends no message.
+ * Code that must act on the end of messages has a trigger on the queue, AFTER
+ * DELETE FOR EACH STATEMENT, whose function belongs to the extension.  A call
+ * collects the messages that it removes from the queue, with their outcomes,
+ * and fires the trigger once at its end, by itself, whichever way it has
+ * written the table.  The trigger function calls outbox_ended_now() to get
+ * them; if that returns NULL, rows were deleted by plain SQL, which does not
+ * end a message.
  */
 #include "postgres.h"
 
@@ -23,6 +24,7 @@
 
 static const OutboxEndedList *current = NULL;
 
+/* Add a message that has ended to the list of the call. */
 void
 outbox_ended_add(OutboxEndedList *list, const pg_uuid_t *message_id,
 				 OutboxStatus status)
@@ -31,7 +33,7 @@ outbox_ended_add(OutboxEndedList *list, const pg_uuid_t *message_id,
 	list->messages[list->n++] = OUTBOX_MAKE(OutboxEnded, *message_id, status);
 }
 
-/* Does this trigger want to be told, in a session like this? */
+/* Is this one of these triggers, and enabled in this session? */
 static bool
 wants_to_know(const Trigger *trigger)
 {
@@ -61,7 +63,10 @@ fire(Relation rel, Trigger *trigger)
 	(void) FunctionCallInvoke(fcinfo);
 }
 
-/* The call is over, and these messages have ended in it. */
+/*
+ * Fire the triggers at the end of a call, for the messages that have ended in
+ * it.
+ */
 void
 outbox_ended_fire(OutboxTable *queue, const OutboxEndedList *list)
 {
@@ -87,7 +92,7 @@ outbox_ended_fire(OutboxTable *queue, const OutboxEndedList *list)
 	}
 }
 
-/* For the trigger: what has ended, or NULL. */
+/* For trigger functions: the messages that have ended, or NULL. */
 const OutboxEndedList *
 outbox_ended_now(void)
 {

@@ -1,6 +1,6 @@
 /*
  * end_trigger.h
- *	  Telling who wants to know that messages have ended.
+ *	  Firing triggers when messages have ended.
  */
 #ifndef OUTBOX_END_TRIGGER_H
 #define OUTBOX_END_TRIGGER_H
@@ -21,7 +21,8 @@ typedef struct OutboxEndedList
 	int			n;
 	int			max;
 	OutboxEnded *messages;		/* in the order in which they ended */
-	bool		must_not_wait;	/* for other transactions */
+	bool		must_not_wait;	/* trigger functions must not wait for other
+								 * transactions */
 } OutboxEndedList;
 
 extern void outbox_ended_add(OutboxEndedList *list,

@@ -10,10 +10,10 @@
 #include "datatype/timestamp.h"
 #include "utils/array.h"
 
-/* Of more attempts, those of the last ones are kept. */
+/* The errors of so many attempts are kept, the last ones. */
 #define OUTBOX_MAX_ERRORS 10
 
-/* An error that is longer is cut off; last_error has all of the last one. */
+/* Longer errors are truncated; last_error has the last one in full. */
 #define OUTBOX_MAX_ERROR_BYTES 200
 
 extern ArrayType *outbox_errors_add(ArrayType *errors, int attempt,

@@ -1,8 +1,10 @@
 /*
  * handler.c
- *	  Topics that are served inside the database.
+ *	  Topics and subscriptions that are served inside the database.
  *
- * What outbox.handlers says is kept per backend (cached_table.c).
+ * Each backend keeps a copy of outbox.handlers (cached_table.c).  The handler
+ * of a subscription names it; the number of the subscription, which changes if
+ * it is dropped and made again, is looked up each time the list is requested.
  */
 #include "postgres.h"
 
@@ -16,8 +18,11 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
+#include "compat.h"
 #include "queue/handler.h"
 #include "queue/handler_bind.h"
+#include "queue/policy.h"
+#include "queue/subscriber.h"
 #include "shmem/wake.h"
 #include "table/cached_table.h"
 #include "table/catalog.h"
@@ -29,6 +34,7 @@ enum
 {
 	HD_NAMESPACE = 1,
 	HD_TOPIC,
+	HD_SUBSCRIPTION,
 	HD_HANDLER,
 	HD_ROLE,
 	HD_BATCH_SIZE,
@@ -52,6 +58,7 @@ static OutboxCachedTable cache = {
 };
 
 static List *handlers = NIL;
+static int	nof_topics = 0;
 
 static void
 forget_handlers(Datum arg, Oid relid)
@@ -59,7 +66,7 @@ forget_handlers(Datum arg, Oid relid)
 	outbox_cached_table_forget(&cache, relid);
 }
 
-/* From _PG_init. */
+/* Called by _PG_init. */
 void
 outbox_handler_init(void)
 {
@@ -67,8 +74,8 @@ outbox_handler_init(void)
 }
 
 /*
- * Read them again.  A worker that is woken by a change can be there before
- * the invalidation is.
+ * Make this backend read the handlers again.  A worker that a change has woken
+ * may run before it has received the invalidation.
  */
 void
 outbox_handler_forget(void)
@@ -86,13 +93,21 @@ static void
 begin_handlers(void)
 {
 	handlers = NIL;
+	nof_topics = 0;
 }
 
+/*
+ * Make a handler from a row of outbox.handlers, in the current memory context.
+ * Its subscriber is not set.
+ */
 static OutboxHandler *
 read_handler(TupleTableSlot *slot)
 {
 	OutboxHandler *handler = palloc0_object(OutboxHandler);
+	text	   *subscription = DatumGetTextPCopy(outbox_row_get(slot, HD_SUBSCRIPTION));
 
+	if (VARSIZE_ANY_EXHDR(subscription) > 0)
+		handler->subscription = subscription;
 	handler->namespace = DatumGetTextPCopy(outbox_row_get(slot, HD_NAMESPACE));
 	handler->topic = DatumGetTextPCopy(outbox_row_get(slot, HD_TOPIC));
 	handler->lane = outbox_topic_key(handler->namespace, handler->topic);
@@ -113,18 +128,67 @@ read_handler(TupleTableSlot *slot)
 static void
 add_handler(TupleTableSlot *slot)
 {
-	handlers = lappend(handlers, read_handler(slot));
+	OutboxHandler *handler = read_handler(slot);
+
+	handlers = lappend(handlers, handler);
+	if (handler->subscription == NULL)
+		nof_topics++;
 }
 
-/* All of them; good until the next invalidation is accepted. */
+/* Look up the current numbers of the subscriptions. */
+static void
+find_subscribers(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, handlers)
+	{
+		OutboxHandler *handler = lfirst(lc);
+
+		if (handler->subscription == NULL)
+			continue;
+		handler->subscriber = outbox_subscriber_find(handler->namespace,
+													 handler->subscription);
+		/* one that does not exist has no lane, but needs a distinct value */
+		handler->lane = handler->subscriber != 0 ?
+			outbox_subscriber_key(handler->subscriber) :
+			~outbox_topic_key(handler->namespace, handler->subscription);
+	}
+}
+
+/*
+ * All handlers.  The list is valid until the next invalidation is processed.
+ */
 List *
 outbox_handlers(void)
 {
 	outbox_cached_table_load(&cache);
+
+	/*
+	 * reading one of the two tables may process an invalidation of the other
+	 */
+	while (list_length(handlers) > nof_topics)
+	{
+		outbox_subscribers_load();
+		if (cache.valid)
+		{
+			find_subscribers();
+			break;
+		}
+		outbox_cached_table_load(&cache);
+	}
 	return handlers;
 }
 
-/* A copy in the current memory context. */
+/* Is there any handler of a topic? */
+bool
+outbox_handlers_of_topics(void)
+{
+	outbox_cached_table_load(&cache);
+	return nof_topics > 0;
+}
+
+/* Copy a handler into the current memory context. */
 OutboxHandler *
 outbox_handler_copy(const OutboxHandler *handler)
 {
@@ -133,6 +197,8 @@ outbox_handler_copy(const OutboxHandler *handler)
 	*copy = *handler;
 	copy->namespace = DatumGetTextPCopy(PointerGetDatum(handler->namespace));
 	copy->topic = DatumGetTextPCopy(PointerGetDatum(handler->topic));
+	if (handler->subscription != NULL)
+		copy->subscription = DatumGetTextPCopy(PointerGetDatum(handler->subscription));
 	copy->function = pstrdup(handler->function);
 	copy->role = pstrdup(handler->role);
 	copy->owner = pstrdup(handler->owner);
@@ -141,30 +207,90 @@ outbox_handler_copy(const OutboxHandler *handler)
 }
 
 /*
- * Is there a handler for this lane, or, if the topic is given, for exactly
- * this topic in it?
+ * Is there a handler for the topic with this key, or, if "topic" is given, for
+ * exactly this topic?  Handlers of subscriptions do not count.
  */
 bool
 outbox_handler_serves(int64 lane, const text *topic)
 {
 	ListCell   *lc;
 
-	foreach(lc, outbox_handlers())
+	if (!outbox_handlers_of_topics())
+		return false;
+	foreach(lc, handlers)
 	{
 		const OutboxHandler *handler = lfirst(lc);
 
-		if (handler->lane == lane &&
+		if (handler->subscription == NULL && handler->lane == lane &&
 			(topic == NULL || outbox_text_equal(handler->topic, topic)))
 			return true;
 	}
 	return false;
 }
 
+/* The handler of a subscription; NULL if it has none. */
+OutboxHandler *
+outbox_handler_of_subscription(const text *namespace, const text *name)
+{
+	ListCell   *lc;
+
+	foreach(lc, outbox_handlers())
+	{
+		OutboxHandler *handler = lfirst(lc);
+
+		if (handler->subscription != NULL &&
+			outbox_text_equal(handler->subscription, name) &&
+			outbox_text_equal(handler->namespace, namespace))
+			return handler;
+	}
+	return NULL;
+}
+
+/* A description of what a handler serves, for messages. */
+const char *
+outbox_handler_domain(const OutboxHandler *handler)
+{
+	if (handler->subscription != NULL)
+		return psprintf("subscription \"%s\"",
+						text_to_cstring(handler->subscription));
+	return psprintf("topic \"%s\"", text_to_cstring(handler->topic));
+}
+
+/* Set the filter for the lanes of a handler's messages. */
+void
+outbox_handler_filter(const OutboxHandler *handler, OutboxLaneFilter *filter)
+{
+	uint32	   *hashes = palloc_array(uint32, 2);
+
+	memset(filter, 0, sizeof(OutboxLaneFilter));
+	hashes[0] = outbox_namespace_hash(handler->namespace);
+	filter->namespace_hash = &hashes[0];
+	if (handler->subscription != NULL)
+	{
+		filter->subscribers = &handler->subscriber;
+		filter->nsubscribers = handler->subscriber != 0 ? 1 : 0;
+		return;
+	}
+	hashes[1] = outbox_topic_hash(handler->topic);
+	filter->topic_hashes = &hashes[1];
+	filter->ntopics = 1;
+}
+
+/* Is its topic or subscription paused? */
+bool
+outbox_handler_is_paused(const OutboxHandler *handler)
+{
+	if (handler->subscription != NULL)
+		return handler->subscriber == 0 ||
+			outbox_policy_subscriber_is_paused(handler->subscriber);
+	return outbox_policy_topic_is_paused(OUTBOX_QUEUE, handler->lane);
+}
+
 /* ---------------------------------------------------------------------- */
 /* Changes                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* Have every session read the handlers again, and the worker look. */
+/* Make all sessions read the handlers again, and wake the worker. */
 static void
 announce_change(OutboxTable *table)
 {
@@ -172,7 +298,7 @@ announce_change(OutboxTable *table)
 	outbox_wake_note_policies(outbox_store(OUTBOX_QUEUE)->table);
 }
 
-/* What a handler is bound to, as names and as OIDs. */
+/* Set the columns that say what a handler is bound to, as names and OIDs. */
 static void
 set_binding(TupleTableSlot *row, const OutboxHandler *handler)
 {
@@ -201,6 +327,8 @@ outbox_handler_add(const OutboxHandler *handler)
 	row = outbox_table_new_row(&table);
 	outbox_row_set(row, HD_NAMESPACE, PointerGetDatum(handler->namespace));
 	outbox_row_set(row, HD_TOPIC, PointerGetDatum(handler->topic));
+	outbox_row_set(row, HD_SUBSCRIPTION, handler->subscription != NULL ?
+				   PointerGetDatum(handler->subscription) : CStringGetTextDatum(""));
 	outbox_row_set(row, HD_BATCH_SIZE, Int32GetDatum(handler->batch_size));
 	outbox_row_set(row, HD_LEASE_SECONDS, Int32GetDatum(handler->lease_seconds));
 	if (handler->timeout_ms > 0)
@@ -214,8 +342,8 @@ outbox_handler_add(const OutboxHandler *handler)
 }
 
 /*
- * Show each handler to a function that may change what it is bound to; how many
- * were changed.  A row that is locked is left as it is.
+ * Call a function for each handler that may change what it is bound to;
+ * returns how many were changed.  Rows that are locked are skipped.
  */
 int
 outbox_handler_rewrite(bool (*rewrite) (OutboxHandler *handler))
@@ -229,10 +357,10 @@ outbox_handler_rewrite(bool (*rewrite) (OutboxHandler *handler))
 	int			n = 0;
 
 	outbox_table_open(&table, outbox_catalog()->handlers, HD_NATTS);
-	table.nkeys = 2;
+	table.nkeys = 3;
 	slot = outbox_table_slot(&table);
 	row = outbox_table_new_row(&table);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = outbox_snapshot_now();
 	scan = table_beginscan(table.rel, snapshot, 0, NULL);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
@@ -257,32 +385,46 @@ outbox_handler_rewrite(bool (*rewrite) (OutboxHandler *handler))
 	return n;
 }
 
-/* Delete the row of a handler that the caller may delete. */
+/*
+ * Is this the handler of the subscription, or, if that is NULL, of the topic?
+ */
 static bool
-delete_row(OutboxTable *table, const text *namespace, const text *topic)
+is_handler_of(const OutboxHandler *handler, const text *namespace,
+			  const text *topic, const text *subscription)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	if (!outbox_text_equal(handler->namespace, namespace) ||
+		(topic != NULL && !outbox_text_equal(handler->topic, topic)))
+		return false;
+	if (subscription == NULL || handler->subscription == NULL)
+		return subscription == NULL && handler->subscription == NULL;
+	return outbox_text_equal(handler->subscription, subscription);
+}
+
+/* Delete the row of a handler, if the caller is allowed to. */
+static bool
+delete_row(OutboxTable *table, const text *namespace, const text *topic,
+		   const text *subscription)
+{
+	Snapshot	snapshot = outbox_snapshot_now();
 	TableScanDesc scan = table_beginscan(table->rel, snapshot, 0, NULL);
 	TupleTableSlot *slot = outbox_table_slot(table);
 	bool		deleted = false;
 
 	while (!deleted && table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
-		const OutboxHandler *handler;
+		const OutboxHandler *handler = read_handler(slot);
 
-		if (!outbox_text_equal(DatumGetTextPP(outbox_row_get(slot, HD_TOPIC)), topic) ||
-			!outbox_text_equal(DatumGetTextPP(outbox_row_get(slot, HD_NAMESPACE)), namespace))
+		if (!is_handler_of(handler, namespace, topic, subscription))
 			continue;
-		handler = read_handler(slot);
 		if (!superuser() &&
 			!(outbox_handler_is_at_home(handler) &&
 			  outbox_role_exists(handler->role_oid) &&
 			  has_privs_of_role(GetUserId(), handler->role_oid)))
 			ereport(ERROR,
 					(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-					 errmsg("permission denied for the handler of topic \"%s\"",
-							text_to_cstring(topic)),
-					 errdetail("Only the role that has registered it may remove it.")));
+					 errmsg("permission denied for handler of %s",
+							outbox_handler_domain(handler)),
+					 errdetail("Only members of the role that has registered it may remove it.")));
 		deleted = outbox_table_delete(table, slot, true, NULL) == OUTBOX_ROW_OK;
 	}
 	ExecDropSingleTupleTableSlot(slot);
@@ -291,17 +433,22 @@ delete_row(OutboxTable *table, const text *namespace, const text *topic)
 	return deleted;
 }
 
-/* Remove the handler of a topic; false if it has none. */
+/*
+ * Remove the handler of a topic, or of a subscription if one is given; if both
+ * are given, it must have been registered with that topic.  False if there is
+ * none.
+ */
 bool
-outbox_handler_remove(const text *namespace, const text *topic)
+outbox_handler_remove(const text *namespace, const text *topic,
+					  const text *subscription)
 {
 	OutboxTable table;
 	bool		removed;
 
 	CommandCounterIncrement();
 	outbox_table_open(&table, outbox_catalog()->handlers, HD_NATTS);
-	table.nkeys = 2;
-	removed = delete_row(&table, namespace, topic);
+	table.nkeys = 3;
+	removed = delete_row(&table, namespace, topic, subscription);
 	if (removed)
 		announce_change(&table);
 	outbox_table_close(&table);

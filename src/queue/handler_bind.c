@@ -2,18 +2,21 @@
  * handler_bind.c
  *	  What a handler is bound to: a function and a role, by identity.
  *
- * A name can pass to another: a role is dropped and another is given its
- * name, a function is dropped and another user's takes its place.  So a handler is bound to the OIDs
- * of the role that has registered it, of the function, and of the function's owner.
- * OIDs do not survive a dump.  So the names are kept, too, and "home", which tells
- * where the OIDs mean something.  Elsewhere the names are looked up once, and the
+ * Names can be reused: a role is dropped and another one gets its name, or a
+ * function is dropped and another user creates one with the same name.  So a
+ * handler is bound to the OIDs of the role that has registered it, of the
+ * function, and of the function's owner.  OIDs do not survive a dump.  So the
+ * names are kept, too, as is "home", which identifies the database where the
+ * OIDs are valid.  In another database the names are looked up once, and the
  * handler is bound again if there are such a role and such a function, with an
  * owner of that name.
  *
- * A function that was dropped and made again by the same owner, with the same
- * signature, is the same: its owner could have replaced it as well.
+ * A function that was dropped and created again by the same owner, with the
+ * same signature, counts as the same function: its owner could have replaced
+ * it as well.
  *
- * None of this may raise an error for want of rights: a monitor asks, too.
+ * None of this may fail because of missing privileges: monitoring uses it,
+ * too.
  */
 #include "postgres.h"
 
@@ -38,19 +41,23 @@
 #include "queue/handler.h"
 #include "queue/handler_bind.h"
 #include "table/catalog.h"
+#include "table/table.h"
 #include "util/guc.h"
 
 /* ---------------------------------------------------------------------- */
 /* Roles                                                                  */
 /* ---------------------------------------------------------------------- */
 
+/* Is there a role with this OID? */
 bool
 outbox_role_exists(Oid roleid)
 {
 	return SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(roleid));
 }
 
-/* Can a worker connect as this role?  Since 17 it may, whatever the role. */
+/*
+ * Can a worker connect as this role?  Since version 17, it can bypass LOGIN.
+ */
 bool
 outbox_handler_role_connects(Oid roleid)
 {
@@ -69,14 +76,15 @@ outbox_handler_role_connects(Oid roleid)
 }
 
 /*
- * Is this role a superuser by now?  Not what the caches say: a worker can be
- * called by the very commit that makes it one, before they are told.
+ * Is this role a superuser now?  Does not use the caches: the commit that
+ * makes the role a superuser may be the one that calls a worker, before the
+ * caches are invalidated.
  */
 static bool
 is_superuser_now(Oid roleid)
 {
 	Relation	rel = table_open(AuthIdRelationId, AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = outbox_snapshot_now();
 	ScanKeyData key;
 	SysScanDesc scan;
 	HeapTuple	tuple;
@@ -105,6 +113,7 @@ outbox_handler_role_allowed(Oid roleid)
 /* Functions                                                              */
 /* ---------------------------------------------------------------------- */
 
+/* Does the role have EXECUTE on the function? */
 bool
 outbox_function_may_be_called(Oid function, Oid roleid)
 {
@@ -117,8 +126,8 @@ outbox_function_may_be_called(Oid function, Oid roleid)
 }
 
 /*
- * The owner of a function; invalid if there is none.  *fits: it takes one
- * outbox.message and returns nothing.
+ * The owner of a function; invalid if it does not exist.  *fits is set to
+ * whether it takes one outbox.message and returns void.
  */
 static Oid
 look_at_function(Oid function, bool *fits)
@@ -139,7 +148,7 @@ look_at_function(Oid function, bool *fits)
 	return owner;
 }
 
-/* The function of this name; invalid if there is none. */
+/* The function with this signature; invalid if there is none. */
 static Oid
 find_function(const char *signature)
 {
@@ -169,8 +178,8 @@ find_function(const char *signature)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Where we are, as it is written beside OIDs: they are others in another server,
- * another database, and beside another extension of this name.
+ * What identifies the present place, stored with OIDs: they are different in
+ * another cluster, in another database, or if the extension was created again.
  */
 static char *
 home(void)
@@ -179,6 +188,7 @@ home(void)
 					MyDatabaseId, outbox_catalog()->handlers);
 }
 
+/* Are the OIDs of the handler valid in this database? */
 bool
 outbox_handler_is_at_home(const OutboxHandler *handler)
 {
@@ -200,7 +210,7 @@ outbox_handler_bind(OutboxHandler *handler, Oid function, Oid roleid)
 	handler->home = home();
 }
 
-/* Does this function take a message, and return nothing? */
+/* Does this function take an outbox.message, and return void? */
 bool
 outbox_function_fits(Oid function)
 {
@@ -210,7 +220,8 @@ outbox_function_fits(Oid function)
 }
 
 /*
- * Can this handler be called?  If so, *function is what to call, as role_oid.
+ * Can this handler be called?  If so, sets *function to what must be called,
+ * as role_oid.
  */
 OutboxHandlerProblem
 outbox_handler_check(const OutboxHandler *handler, Oid *function)
@@ -240,10 +251,12 @@ outbox_handler_check(const OutboxHandler *handler, Oid *function)
 		return OUTBOX_HANDLER_OTHER_OWNER;
 	if (!outbox_function_may_be_called(*function, handler->role_oid))
 		return OUTBOX_HANDLER_NO_RIGHT;
+	if (handler->subscription != NULL && handler->subscriber == 0)
+		return OUTBOX_HANDLER_NO_SUBSCRIPTION;
 	return OUTBOX_HANDLER_FINE;
 }
 
-/* What is wrong, as a sentence without its subject. */
+/* A description of a problem: a sentence without its subject. */
 const char *
 outbox_handler_problem_text(OutboxHandlerProblem problem)
 {
@@ -252,7 +265,7 @@ outbox_handler_problem_text(OutboxHandlerProblem problem)
 		case OUTBOX_HANDLER_FINE:
 			return NULL;
 		case OUTBOX_HANDLER_UNBOUND:
-			return "comes from another database, and here is no such role, or no such function with such an owner";
+			return "comes from another database, and this one has no such role, or no such function with the same owner";
 		case OUTBOX_HANDLER_NO_ROLE:
 			return "was registered by a role that has been dropped";
 		case OUTBOX_HANDLER_SUPERUSER:
@@ -265,13 +278,33 @@ outbox_handler_problem_text(OutboxHandlerProblem problem)
 			return "has a function that belongs to another owner now";
 		case OUTBOX_HANDLER_NO_RIGHT:
 			return "has a function that its role may not call";
+		case OUTBOX_HANDLER_NO_SUBSCRIPTION:
+			return "serves a subscription that does not exist";
 	}
 	pg_unreachable();
 }
 
+/* The SQLSTATE of a problem. */
+int
+outbox_handler_problem_code(OutboxHandlerProblem problem)
+{
+	switch (problem)
+	{
+		case OUTBOX_HANDLER_NO_FUNCTION:
+			return ERRCODE_UNDEFINED_FUNCTION;
+		case OUTBOX_HANDLER_NO_ROLE:
+		case OUTBOX_HANDLER_NO_SUBSCRIPTION:
+			return ERRCODE_UNDEFINED_OBJECT;
+		case OUTBOX_HANDLER_UNBOUND:
+			return ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+		default:
+			return ERRCODE_INSUFFICIENT_PRIVILEGE;
+	}
+}
+
 /*
- * A handler comes from elsewhere: is there a function and a role that it can be
- * bound to?
+ * Find the function and the role that a handler from another database can be
+ * bound to; false if there are none.
  */
 bool
 outbox_handler_find_binding(const OutboxHandler *handler, Oid *function,
@@ -288,8 +321,9 @@ outbox_handler_find_binding(const OutboxHandler *handler, Oid *function,
 }
 
 /*
- * Bind a handler that comes from elsewhere; of one that is at home, put down the
- * new names if they have changed, so that a dump has the right ones.
+ * Bind a handler that comes from another database; for one of this database,
+ * update names that have changed, so that a dump has the right ones.  Returns
+ * whether the handler was changed.
  */
 static bool
 rebind(OutboxHandler *handler)
@@ -315,8 +349,8 @@ rebind(OutboxHandler *handler)
 }
 
 /*
- * Bind all handlers that came with a dump, if that is possible.  This is done with
- * the rights of the extension's owner, whoever calls.
+ * Bind all handlers that came with a dump, if that is possible.  This is done
+ * with the privileges of the extension's owner, whichever role calls.
  */
 void
 outbox_handlers_bind(void)

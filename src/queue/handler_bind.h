@@ -13,13 +13,14 @@
 typedef enum OutboxHandlerProblem
 {
 	OUTBOX_HANDLER_FINE,
-	OUTBOX_HANDLER_UNBOUND,		/* it comes from elsewhere */
+	OUTBOX_HANDLER_UNBOUND,		/* comes from another database */
 	OUTBOX_HANDLER_NO_ROLE,
 	OUTBOX_HANDLER_SUPERUSER,
 	OUTBOX_HANDLER_NO_LOGIN,
 	OUTBOX_HANDLER_NO_FUNCTION,
 	OUTBOX_HANDLER_OTHER_OWNER,
-	OUTBOX_HANDLER_NO_RIGHT
+	OUTBOX_HANDLER_NO_RIGHT,
+	OUTBOX_HANDLER_NO_SUBSCRIPTION
 } OutboxHandlerProblem;
 
 extern bool outbox_role_exists(Oid roleid);
@@ -36,6 +37,7 @@ extern OutboxHandlerProblem outbox_handler_check(const OutboxHandler *handler,
 extern bool outbox_handler_find_binding(const OutboxHandler *handler,
 										Oid *function, Oid *roleid);
 extern const char *outbox_handler_problem_text(OutboxHandlerProblem problem);
+extern int	outbox_handler_problem_code(OutboxHandlerProblem problem);
 extern void outbox_handlers_bind(void);
 
 #endif							/* OUTBOX_HANDLER_BIND_H */

@@ -1,15 +1,17 @@
 /*
  * history.c
- *	  Where messages go when they leave the queue: the archive, or the dead.
+ *	  Writing messages that leave the queue to history: archive and dead.
  *
- * Done messages go to the partition of outbox.archive for the time, and for
- * how long their topic wants them kept; so retention is little more than
- * dropping partitions.  Failed ones go to outbox.dead and stay until somebody decides.
- * The rows of a call are collected and written together at its end.
+ * Done messages go to the partition of outbox.archive for their time, and for
+ * how long their topic keeps them; so retention is little more than dropping
+ * partitions.  Failed messages go to outbox.dead, and stay there until they
+ * are requeued or their retention is over.  The rows of a call are collected
+ * and written together at its end.
  *
- * A message can be in history already when it ends: a dump has brought it back, or
- * has set the sequence of ids back.  What is done is kept once more; the keys of
- * these tables contain the time.  Of what has failed, the last row stays.
+ * History may already contain a message when it ends: a dump has restored it,
+ * or has set the sequence of ids back.  If it is done, it is stored once more;
+ * the keys of these tables contain the time.  If it has failed, the new row
+ * replaces the old one.
  */
 #include "postgres.h"
 
@@ -27,8 +29,10 @@
 #include "queue/dedupe.h"
 #include "queue/end_trigger.h"
 #include "queue/history.h"
+#include "queue/message.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
+#include "queue/subscriber.h"
 #include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/columns.h"
@@ -37,6 +41,10 @@
 #include "util/hash.h"
 #include "util/uuid.h"
 
+/*
+ * Prepare to collect messages that leave a live table.  Must be followed by
+ * outbox_history_end.
+ */
 void
 outbox_history_begin(OutboxHistory *history, OutboxTable *queue,
 					 TimestampTz now)
@@ -51,9 +59,9 @@ outbox_history_begin(OutboxHistory *history, OutboxTable *queue,
 static void
 flush_destination(OutboxDestination *destination)
 {
-	TupleTableSlot *rows[OUTBOX_BATCH_ROWS];
+	TupleTableSlot *rows[OUTBOX_MULTI_INSERT_ROWS];
 
-	Assert(destination->nrows <= OUTBOX_BATCH_ROWS);
+	Assert(destination->nrows <= OUTBOX_MULTI_INSERT_ROWS);
 	for (int i = 0; i < destination->nrows; i++)
 		rows[i] = outbox_table_batch_row(&destination->table, i);
 	outbox_table_multi_insert(&destination->table, rows, destination->nrows);
@@ -79,6 +87,7 @@ close_all(OutboxHistory *history)
 	history->ndestinations = 0;
 }
 
+/* Find the table among those being filled, or add it. */
 static OutboxDestination *
 get_destination(OutboxHistory *history, Oid relid)
 {
@@ -106,9 +115,12 @@ get_destination(OutboxHistory *history, Oid relid)
 	return destination;
 }
 
-/* Free the message's dedupe key, if it has one. */
+/*
+ * Free the message's dedupe key, if it has one: unless at_once, only if its
+ * time is over.
+ */
 static void
-free_key(TupleTableSlot *message)
+free_key(TupleTableSlot *message, bool at_once)
 {
 	pg_uuid_t	digest;
 	bool		isnull;
@@ -120,10 +132,13 @@ free_key(TupleTableSlot *message)
 						 DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
 						 DatumGetTextPP(dedupe_key), &digest);
 	(void) outbox_dedupe_forget(&digest,
-								DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)));
+								DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)),
+								at_once);
 }
 
-/* Columns that history takes over as they are: where from, where to. */
+/*
+ * Columns that are copied to history unchanged: their numbers there and here.
+ */
 static const struct
 {
 	AttrNumber	from;
@@ -138,6 +153,10 @@ static const struct
 	{Q_EXPIRES_AT, H_EXPIRES_AT},
 	{Q_TENANT_ID, H_TENANT_ID},
 	{Q_STREAM_ID, H_STREAM_ID},
+	{Q_PUBLISHED_ID, H_PUBLISHED_ID},
+	{Q_PUBLISHED_AT, H_PUBLISHED_AT},
+	{Q_PRIORITY, H_PRIORITY},
+	{Q_CAUSED_BY, H_CAUSED_BY},
 	{Q_NAMESPACE, H_NAMESPACE},
 	{Q_TOPIC, H_TOPIC},
 	{Q_CORRELATION_ID, H_CORRELATION_ID},
@@ -149,8 +168,8 @@ static const struct
 };
 
 /*
- * Delete the row that a message has among the dead.  False if it cannot be deleted,
- * because another transaction has locked it or a user's trigger would not have it.
+ * Delete the row of a message in dead.  False if that is not possible, because
+ * another transaction has locked it or a user's trigger refuses.
  */
 static bool
 forget_dead(OutboxTable *dead, Oid index, Datum key, TupleTableSlot *slot)
@@ -176,8 +195,8 @@ forget_dead(OutboxTable *dead, Oid index, Datum key, TupleTableSlot *slot)
 }
 
 /*
- * An id that neither the live table nor the dead have.  The sequence may have been
- * set back, so that the next ones are taken, too.
+ * An id that is neither in the live table nor in dead.  If the sequence was
+ * set back, several of the next ones may be taken.
  */
 static int64
 free_id(OutboxHistory *history, OutboxTable *dead, TupleTableSlot *slot)
@@ -187,7 +206,7 @@ free_id(OutboxHistory *history, OutboxTable *dead, TupleTableSlot *slot)
 	TransactionId blocker;
 	Datum		id;
 
-	/* what is collected has ids, too */
+	/* rows that are collected use ids, too */
 	flush_all(history);
 	do
 	{
@@ -201,11 +220,11 @@ free_id(OutboxHistory *history, OutboxTable *dead, TupleTableSlot *slot)
 }
 
 /*
- * A message is about to be written to the dead: nothing there may be in its way.
- * *id is its id, and a new one if the dead have another message of that id.  False
- * if the dead have the message, with an earlier failure, and that row cannot be
- * replaced: another transaction is doing something with it, which is not
- * waited for.  Then it stands for this failure, too.
+ * Make sure that a message can be written to dead.  *id is its id; it is
+ * changed to a new one if dead has another message with that id.  If dead
+ * already has the message, with an earlier failure, that row is deleted.
+ * False if it cannot be, because another transaction has locked it; this never
+ * waits.  Then that row stands for this failure, too.
  */
 static bool
 make_way(OutboxHistory *history, OutboxTable *dead, TupleTableSlot *message,
@@ -232,6 +251,21 @@ make_way(OutboxHistory *history, OutboxTable *dead, TupleTableSlot *message,
 	return is_free;
 }
 
+/* Set the columns that history has as names instead of numbers. */
+static void
+set_subscription(TupleTableSlot *message, Datum *values, bool *isnull)
+{
+	const OutboxSubscriber *subscriber =
+	outbox_subscriber_get(DatumGetInt32(outbox_row_get(message, Q_SUBSCRIBER)));
+
+	isnull[H_SUBSCRIPTION - 1] = subscriber == NULL;
+	if (subscriber != NULL)
+		values[H_SUBSCRIPTION - 1] = PointerGetDatum(subscriber->name);
+	if (!isnull[H_STREAM_ID - 1])
+		values[H_STREAM_ID - 1] = UUIDPGetDatum(outbox_message_stream(message));
+}
+
+/* Make the row of a message for a table of history. */
 static HeapTuple
 make_history_row(TupleDesc desc, TupleTableSlot *message, int64 id,
 				 const OutboxOutcome *outcome, TimestampTz now, int keep)
@@ -246,6 +280,8 @@ make_history_row(TupleDesc desc, TupleTableSlot *message, int64 id,
 		values[carried[i].to - 1] = message->tts_values[carried[i].from - 1];
 		isnull[carried[i].to - 1] = message->tts_isnull[carried[i].from - 1];
 	}
+	if (!slot_attisnull(message, Q_SUBSCRIBER))
+		set_subscription(message, values, isnull);
 	values[H_ID - 1] = Int64GetDatum(id);
 	isnull[H_ID - 1] = false;
 	values[H_PROCESSED_AT - 1] = TimestampTzGetDatum(now);
@@ -278,8 +314,8 @@ make_history_row(TupleDesc desc, TupleTableSlot *message, int64 id,
 }
 
 /*
- * Where a message goes: what is done of the queue's has partitions, and one of
- * them changes *keep.
+ * The table that a message goes to.  For done messages of the queue that is a
+ * partition, which may change *keep.
  */
 static Oid
 history_table(const OutboxStore *store, OutboxStatus status, int *keep,
@@ -298,8 +334,8 @@ history_table(const OutboxStore *store, OutboxStatus status, int *keep,
 }
 
 /*
- * A message leaves the queue; the caller deletes it there.  It is written at
- * the latest by outbox_history_end.
+ * Add a message that leaves its live table, from which the caller deletes it.
+ * It is written by outbox_history_end at the latest.
  */
 void
 outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
@@ -318,9 +354,7 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 	outbox_ended_add(&history->ended,
 					 DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)),
 					 outcome->status);
-	outbox_policy_get(store, DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE)),
-					  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)),
-					  &policy);
+	outbox_policy_of(store, message, &policy);
 	keep = outcome->status == OUTBOX_DONE ? policy.retention :
 		policy.dead_retention;
 	if (outcome->keep && keep == OUTBOX_KEEP_NOT)
@@ -329,7 +363,7 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 		keep = OUTBOX_KEEP_NOT;
 	if (store->kind == OUTBOX_QUEUE &&
 		(keep == OUTBOX_KEEP_NOT || outcome->frees_key))
-		free_key(message);
+		free_key(message, outcome->frees_key);
 	if (keep == OUTBOX_KEEP_NOT)
 		return;
 
@@ -350,7 +384,7 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 										outcome, history->now, keep),
 					   row, false);
 	MemoryContextSwitchTo(old);
-	if (++destination->nrows == OUTBOX_BATCH_ROWS)
+	if (++destination->nrows == OUTBOX_MULTI_INSERT_ROWS)
 	{
 		flush_destination(destination);
 		/* the rows of other destinations may still be in the context */
@@ -360,8 +394,9 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 }
 
 /*
- * All is collected: write it, and let those know who asked to be told.  That
- * takes locks on what is theirs, so it comes last in a call.
+ * Write what was collected, and fire the triggers for messages that have
+ * ended.  The triggers lock rows of other tables, so this must come last in a
+ * call.
  */
 void
 outbox_history_end(OutboxHistory *history)

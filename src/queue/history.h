@@ -1,6 +1,6 @@
 /*
  * history.h
- *	  Where messages go when they leave the queue: the archive, or the dead.
+ *	  Writing messages that leave the queue to history: archive and dead.
  */
 #ifndef OUTBOX_HISTORY_H
 #define OUTBOX_HISTORY_H
@@ -14,7 +14,7 @@
 
 #define OUTBOX_MAX_DESTINATIONS 8
 
-/* One table being filled. */
+/* A table that is being filled. */
 typedef struct OutboxDestination
 {
 	Oid			relid;
@@ -22,10 +22,10 @@ typedef struct OutboxDestination
 	int			nrows;
 } OutboxDestination;
 
-/* Messages on their way out of the queue, in one call. */
+/* Messages that leave a live table in one call. */
 typedef struct OutboxHistory
 {
-	OutboxTable *queue;			/* where they come from */
+	OutboxTable *queue;			/* the live table */
 	OutboxEndedList ended;
 	TimestampTz now;
 	MemoryContext context;		/* of the rows not yet written */
@@ -43,9 +43,9 @@ typedef struct OutboxOutcome
 	const ArrayType *errors;	/* of all attempts; NULL keeps what there is */
 	const pg_uuid_t *processed_by;
 	int			progress;		/* bits to set */
-	bool		keep;			/* even if its like is not kept */
-	bool		leave_nothing;	/* not kept, whatever the policy */
-	bool		frees_key;		/* its dedupe key can be used again */
+	bool		keep;			/* keep it, even if the topic does not */
+	bool		leave_nothing;	/* do not keep it, whatever the policy */
+	bool		frees_key;		/* free its dedupe key */
 } OutboxOutcome;
 
 extern void outbox_history_begin(OutboxHistory *history, OutboxTable *queue,

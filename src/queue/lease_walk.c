@@ -1,10 +1,10 @@
 /*
  * lease_walk.c
- *	  Visiting the leases of a table, whatever lanes they are in.
+ *	  Visiting the leases of a table in all lanes.
  *
- * The agenda knows in which lanes there are leases, and until when at most.  It does
- * not know those of transactions that are in progress; of these our own are visited,
- * in the lanes in which we have claimed, since to this transaction they are leases.
+ * The agenda knows which lanes have leases, and when the last of each lane
+ * ends.  It does not know leases of transactions in progress.  Those of our
+ * own transaction are visited, too, in the lanes in which it has claimed.
  */
 #include "postgres.h"
 
@@ -23,10 +23,10 @@
 #include "util/grow.h"
 #include "util/hash.h"
 
-/* Lanes with leases that are walked at a time. */
+/* Number of lanes to fetch at a time. */
 #define LEASED_AT_A_TIME 256
 
-/* Walk one lane, once; false if the visitor has had enough. */
+/* Walk along one lane once; false if the visitor has returned false. */
 static bool
 walk_leases_once(OutboxWalkPool *pool, const OutboxPlace *place, TimestampTz now,
 				 OutboxScanKind kind, OutboxWalkVisit visit, void *arg,
@@ -47,7 +47,7 @@ walk_leases_once(OutboxWalkPool *pool, const OutboxPlace *place, TimestampTz now
 	return go_on;
 }
 
-/* The same, as often as it takes to visit all that is due now. */
+/* The same, repeated until all that is due now is visited. */
 static bool
 walk_leases(OutboxWalkPool *pool, const OutboxPlace *place, TimestampTz now,
 			OutboxScanKind kind, OutboxWalkVisit visit, void *arg)
@@ -65,8 +65,8 @@ walk_leases(OutboxWalkPool *pool, const OutboxPlace *place, TimestampTz now,
 }
 
 /*
- * The lanes that have leases, or those of which it is not known whether they
- * have; how many.  "until": leases that end by then.
+ * List the lanes that have leases, or may have; returns how many.  Only leases
+ * that end by "until" count.
  */
 static int
 lanes_with_leases(Oid relid, TimestampTz until, OutboxPick **picks)
@@ -75,7 +75,7 @@ lanes_with_leases(Oid relid, TimestampTz until, OutboxPick **picks)
 	int			max = LEASED_AT_A_TIME;
 	int			n;
 
-	/* they may become more while we make room for them */
+	/* their number may grow while we allocate memory */
 	for (;;)
 	{
 		*picks = palloc_array(OutboxPick, max);
@@ -114,8 +114,8 @@ is_listed(const OutboxPlace *list, int n, const OutboxPlace *place)
 }
 
 /*
- * Add the lanes in which this transaction has claimed: others know of its leases
- * only when it has committed.
+ * Visit the lanes in which this transaction has claimed, too: shared memory
+ * learns of its leases only when it has committed.
  */
 static void
 add_own_lanes(Oid relid, const OutboxPlace *list, int nlist,
@@ -136,14 +136,15 @@ add_own_lanes(Oid relid, const OutboxPlace *list, int nlist,
 }
 
 /*
- * Visit the leases of all lanes: those that have ended, or every one.
+ * Visit the leases of all lanes: those that have ended, or all, depending on
+ * "kind".
  */
 void
 outbox_walk_leases(OutboxTable *queue, TimestampTz now, OutboxScanKind kind,
 				   OutboxWalkVisit visit, void *arg)
 {
 	Oid			relid = RelationGetRelid(queue->rel);
-	OutboxLaneFilter all = {NULL};
+	OutboxLaneFilter all = {.any_subscriber = true};
 	OutboxWalkPool pool;
 	OutboxPlace *untracked = NULL;
 	int			nuntracked = 0;
@@ -152,8 +153,8 @@ outbox_walk_leases(OutboxTable *queue, TimestampTz now, OutboxScanKind kind,
 	TimestampTz until = kind == OUTBOX_SCAN_LEASES ? DT_NOEND : now;
 	OutboxPlace last = {.lane = -1};
 	OutboxPlace place;
-	OutboxKey	lo;
-	OutboxKey	hi;
+	OutboxReadyKey lo;
+	OutboxReadyKey hi;
 	int			next = 0;
 	bool		go_on = true;
 
@@ -167,7 +168,7 @@ outbox_walk_leases(OutboxTable *queue, TimestampTz now, OutboxScanKind kind,
 	outbox_walk_pool_begin(&pool, queue);
 	for (int i = 0; go_on && i < npicks; i++)
 		go_on = walk_leases(&pool, &picks[i].place, now, kind, visit, arg);
-	/* what this transaction has leased, where memory does not know it */
+	/* leases of this transaction, in lanes that have no memory */
 	while (go_on && nuntracked == 0 &&
 		   outbox_lane_next_noted(relid, until, &next, &place, &lo, &hi))
 	{

@@ -11,7 +11,7 @@
 #include "shmem/lane.h"
 #include "table/table.h"
 
-/* Called at each message of interest; false ends it. */
+/* Called for each message of interest; false ends the visit. */
 typedef bool (*OutboxWalkVisit) (OutboxWalk *walk, void *arg);
 
 extern void outbox_walk_leases(OutboxTable *queue, TimestampTz now,

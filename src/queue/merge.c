@@ -2,19 +2,19 @@
  * merge.c
  *	  Visiting the messages of many lanes in one order.
  *
- * The agenda says in which lanes there is something to do.  As long as these are
- * few, their messages are visited in the order of their keys, whatever lane they
- * are in: all lanes are sources, and the one with the smallest key is visited
- * next.  A lane is begun only when it is its turn; until then a smaller key than
- * that of its first message stands for it.
+ * The agenda says which lanes have something to do.  As long as these are few,
+ * their messages are visited in the order of their keys, minus the boost for
+ * their priority, across all lanes: each lane is a source, and the source with
+ * the smallest key is visited next.  The scan of a lane begins only when the
+ * lane comes first; until then it is represented by a lower bound for the key
+ * of its first message.
  *
- * Where there is something to do in many lanes, they are visited one after the
- * other, those first that were visited longest ago, until there is enough.  Lanes
- * in which another scan is under way come last, because that one takes what this
- * one would.
+ * If many lanes have something to do, they are visited one after the other,
+ * least recently visited ones first, until there is enough.  In most visits
+ * those with a priority above 0 come before the others.  Lanes that another
+ * scan is visiting come last, because that scan takes what this one would.
  *
- * Messages of streams add sources of their own: the one behind a message that was
- * taken.
+ * Streams add sources of their own: the message behind one that was taken.
  */
 #include "postgres.h"
 
@@ -29,19 +29,20 @@
 #include "shmem/lane_memory.h"
 #include "shmem/lane_publish.h"
 #include "shmem/lane_xact.h"
-#include "shmem/waiters.h"
+#include "shmem/sleepers.h"
 #include "util/grow.h"
+#include "util/guc.h"
 #include "util/hash.h"
 
-/* With more lanes than this, there is an order only within each. */
+/* With more lanes than this, messages are in order only within each lane. */
 #define MAX_IN_ORDER 256
 #define FEW_LANES 8
 
-/* Topics and lanes that are looked at under the agenda's lock at a time. */
+/* Topics and lanes examined at a time while the agenda's lock is held. */
 #define TOPICS_AT_A_TIME 256
 #define LANES_AT_A_TIME 32
 
-/* More walks than this do not keep their scans open. */
+/* Maximum number of walks that keep their scans open. */
 #define MAX_OPEN_WALKS 64
 
 /* ---------------------------------------------------------------------- */
@@ -49,8 +50,8 @@
 /* ---------------------------------------------------------------------- */
 
 /*
- * The sources form a heap with the smallest key on top.  (There is no bound
- * to their number to be known beforehand, as lib/binaryheap wants it.)
+ * The sources form a heap with the smallest key on top.  (lib/binaryheap needs
+ * to know their maximum number in advance.)
  */
 static void
 add_source(OutboxMerge *merge, const OutboxSource *source)
@@ -60,7 +61,7 @@ add_source(OutboxMerge *merge, const OutboxSource *source)
 	outbox_grow(merge->sources, merge->nsources, merge->max_sources);
 	at = merge->nsources++;
 	while (at > 0 &&
-		   outbox_key_lt(source->key, merge->sources[(at - 1) / 2].key))
+		   outbox_ready_key_lt(source->order, merge->sources[(at - 1) / 2].order))
 	{
 		merge->sources[at] = merge->sources[(at - 1) / 2];
 		at = (at - 1) / 2;
@@ -68,6 +69,7 @@ add_source(OutboxMerge *merge, const OutboxSource *source)
 	merge->sources[at] = *source;
 }
 
+/* Remove the source with the smallest key, and return it. */
 static OutboxSource
 take_first(OutboxMerge *merge)
 {
@@ -81,10 +83,10 @@ take_first(OutboxMerge *merge)
 		int			child = 2 * at + 1;
 
 		if (child + 1 < merge->nsources &&
-			outbox_key_lt(sources[child + 1].key, sources[child].key))
+			outbox_ready_key_lt(sources[child + 1].order, sources[child].order))
 			child++;
 		if (child >= merge->nsources ||
-			!outbox_key_lt(sources[child].key, last.key))
+			!outbox_ready_key_lt(sources[child].order, last.order))
 			break;
 		sources[at] = sources[child];
 		at = child;
@@ -93,17 +95,33 @@ take_first(OutboxMerge *merge)
 	return first;
 }
 
-/* The message behind one that was taken can be visited, too. */
+/*
+ * The key to sort by: a message of priority p is handed out as if it had
+ * become due p times the boost earlier.
+ */
+static OutboxReadyKey
+order_of(OutboxReadyKey key, int priority)
+{
+	if (priority != 0 && key.at != PG_INT64_MIN && key.at != PG_INT64_MAX)
+		key.at -= (int64) priority * outbox_priority_boost * 1000;
+	return key;
+}
+
+/* Have the message behind one that was taken visited, too. */
 void
-outbox_merge_add_follower(OutboxMerge *merge, OutboxKey key,
+outbox_merge_add_follower(OutboxMerge *merge, OutboxReadyKey key, int priority,
 						  OutboxFollower *follower)
 {
 	OutboxSource source = {.key = key,.follower = follower};
 
+	source.order = order_of(key, priority);
 	add_source(merge, &source);
 }
 
-/* One that was not visited, when there is enough; NULL if there is none left. */
+/*
+ * Remove and return a follower that was not visited; NULL if there is none
+ * left.
+ */
 OutboxFollower *
 outbox_merge_take_follower(OutboxMerge *merge)
 {
@@ -121,19 +139,29 @@ outbox_merge_take_follower(OutboxMerge *merge)
 /* Walking                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* Walk to the next message of a lane; if there is one, it is a source. */
+/* Add a walk that stands on a message as a source. */
+static void
+add_walk(OutboxMerge *merge, OutboxWalk *walk)
+{
+	OutboxSource source = {.key = walk->key,.walk = walk};
+
+	source.order = order_of(walk->key, walk->work.place.priority);
+	add_source(merge, &source);
+}
+
+/*
+ * Advance a walk to the next message of its lane, and add it as a source if
+ * there is one.
+ */
 static void
 walk_on(OutboxMerge *merge, OutboxWalk *walk)
 {
-	OutboxSource source = {.walk = walk};
-
 	if (!outbox_walk_next(walk))
 	{
 		merge->nopen--;
 		return;
 	}
-	source.key = walk->key;
-	add_source(merge, &source);
+	add_walk(merge, walk);
 	if (merge->nopen > MAX_OPEN_WALKS)
 	{
 		outbox_walk_put_aside(walk);
@@ -141,7 +169,7 @@ walk_on(OutboxMerge *merge, OutboxWalk *walk)
 	}
 }
 
-/* Begin a lane. */
+/* Begin the walk along a lane. */
 static void
 begin_walk(OutboxMerge *merge, const OutboxPlace *place, uint64 token)
 {
@@ -168,19 +196,17 @@ begin_walk(OutboxMerge *merge, const OutboxPlace *place, uint64 token)
 }
 
 static void
-visit_walk(OutboxMerge *merge, OutboxWalk *walk, OutboxKey key)
+visit_walk(OutboxMerge *merge, OutboxWalk *walk, OutboxReadyKey key)
 {
 	if (walk->scan == NULL)
 	{
-		/* much can have happened to a message whose walk was put aside */
+		/* while the walk was put aside, the message may have changed */
 		if (!outbox_walk_next(walk))
 			return;
 		merge->nopen++;
-		if (outbox_key_cmp(key, walk->key) != 0)
+		if (outbox_ready_key_cmp(key, walk->key) != 0)
 		{
-			OutboxSource source = {.key = walk->key,.walk = walk};
-
-			add_source(merge, &source);
+			add_walk(merge, walk);
 			return;
 		}
 	}
@@ -188,7 +214,7 @@ visit_walk(OutboxMerge *merge, OutboxWalk *walk, OutboxKey key)
 	walk_on(merge, walk);
 }
 
-/* Visit sources until there is enough, or none is left. */
+/* Visit sources until there is enough, or no source is left. */
 static void
 visit_sources(OutboxMerge *merge)
 {
@@ -206,7 +232,7 @@ visit_sources(OutboxMerge *merge)
 	}
 }
 
-/* End the walks, of which none is a source any more. */
+/* End all walks; none of them may still be a source. */
 static void
 end_walks(OutboxMerge *merge)
 {
@@ -219,7 +245,7 @@ end_walks(OutboxMerge *merge)
 	merge->nwalks = merge->nopen = 0;
 }
 
-/* There is enough: only followers are left to be taken. */
+/* Drop all sources but followers, when there is enough. */
 static void
 drop_lanes(OutboxMerge *merge)
 {
@@ -230,7 +256,7 @@ drop_lanes(OutboxMerge *merge)
 		if (merge->sources[i].follower != NULL)
 			merge->sources[n++] = merge->sources[i];
 	}
-	/* any order will do */
+	/* the heap order is no longer needed */
 	merge->nsources = n;
 	end_walks(merge);
 }
@@ -240,11 +266,12 @@ drop_lanes(OutboxMerge *merge)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Pick lanes in which there is something to do, at most "max".  Returns how many;
- * *total is how many there are, more or less.
+ * Pick at most "max" lanes that have something to do.  Returns how many;
+ * *total is set to approximately how many there are.
  */
 static int
-pick_lanes(OutboxMerge *merge, OutboxPick *picks, int max, int *total)
+pick_lanes(OutboxMerge *merge, OutboxLanePick which, OutboxPick *picks, int max,
+		   int *total)
 {
 	OutboxLaneFilter some = *merge->filter;
 	int			ntopics = some.topic_hashes != NULL ? some.ntopics : 1;
@@ -266,9 +293,10 @@ pick_lanes(OutboxMerge *merge, OutboxPick *picks, int max, int *total)
 		}
 		(void) outbox_agenda_keep(agenda, outbox_agenda_kind(&some));
 		outbox_lanes_look_at_silent(agenda);
-		outbox_waiters_call_due(agenda, merge->now);
-		n += outbox_agenda_pick(agenda, &some, merge->token, merge->only_own,
-								merge->now, picks + n, max - n, &sum);
+		outbox_sleepers_call_due(agenda, merge->now);
+		n += outbox_agenda_pick(agenda, &some, which, merge->token,
+								merge->only_own, merge->now, picks + n, max - n,
+								&sum);
 		LWLockRelease(&agenda->lock);
 		*total += sum;
 		CHECK_FOR_INTERRUPTS();
@@ -276,7 +304,7 @@ pick_lanes(OutboxMerge *merge, OutboxPick *picks, int max, int *total)
 	return n;
 }
 
-/* A lane is not visited now: let it be the last to be picked again. */
+/* A lane is skipped: let it be the last to be picked again. */
 static void
 postpone(OutboxMerge *merge, const OutboxPick *pick)
 {
@@ -312,22 +340,22 @@ is_picked(const OutboxPick *picks, int npicks, const OutboxPlace *place)
 }
 
 /*
- * Add the lanes in which this transaction itself has made something claimable, and
- * of which nobody else knows yet.
+ * Add the lanes in which this transaction has made something claimable, which
+ * shared memory does not know before it commits.
  */
 static void
 add_own_lanes(OutboxMerge *merge, const OutboxPick *picks, int npicks)
 {
 	OutboxPlace last = {.lane = -1};
 	OutboxPlace place;
-	OutboxKey	lo;
-	OutboxKey	hi;
+	OutboxReadyKey lo;
+	OutboxReadyKey hi;
 	int			next = 0;
 
 	while (outbox_lane_next_noted(merge->store->table, merge->now, &next, &place,
 								  &lo, &hi))
 	{
-		OutboxSource source = {.key = OUTBOX_KEY_MIN};
+		OutboxSource source = {.key = OUTBOX_READY_KEY_MIN,.order = OUTBOX_READY_KEY_MIN};
 
 		if (outbox_place_equal(&place, &last) ||
 			!outbox_place_wanted(merge->filter, &place) ||
@@ -340,7 +368,7 @@ add_own_lanes(OutboxMerge *merge, const OutboxPick *picks, int npicks)
 	}
 }
 
-/* Few lanes: visit them all, side by side. */
+/* Few lanes: visit all of them, merging their messages. */
 static void
 visit_in_order(OutboxMerge *merge, OutboxPick *picks, int npicks)
 {
@@ -349,6 +377,7 @@ visit_in_order(OutboxMerge *merge, OutboxPick *picks, int npicks)
 	{
 		OutboxSource source = {.key = picks[i].first,.pick = &picks[i]};
 
+		source.order = order_of(source.key, picks[i].place.priority);
 		if (!is_skipped(merge, &picks[i].place))
 			add_source(merge, &source);
 	}
@@ -364,53 +393,73 @@ visit_alone(OutboxMerge *merge, const OutboxPlace *place, uint64 token)
 	drop_lanes(merge);
 }
 
-/* Many lanes: visit one after the other. */
+/*
+ * Visit all lanes of one kind, one after the other.  Those that other scans
+ * are visiting are skipped, unless busy_too is set.
+ */
 static void
-visit_in_turn(OutboxMerge *merge, int nlanes)
+visit_each(OutboxMerge *merge, OutboxLanePick which, bool busy_too)
 {
 	OutboxPick	picks[LANES_AT_A_TIME];
-	bool		busy_too = false;
-	int			left = nlanes;
+	int			left;
+	int			total;
 
-	add_own_lanes(merge, picks, 0);
-	visit_sources(merge);
-	drop_lanes(merge);
-	while (!merge->has_enough(merge->arg))
+	(void) pick_lanes(merge, which, picks, 0, &left);
+	while (left > 0 && !merge->has_enough(merge->arg))
 	{
-		int			total;
-		int			n = pick_lanes(merge, picks, LANES_AT_A_TIME, &total);
-		bool		any = false;
+		int			n = pick_lanes(merge, which, picks, LANES_AT_A_TIME, &total);
 
+		if (n == 0)
+			break;
 		for (int i = 0; i < n && !merge->has_enough(merge->arg); i++)
 		{
 			if (is_skipped(merge, &picks[i].place) ||
 				(picks[i].busy && !busy_too))
 				postpone(merge, &picks[i]);
 			else
-			{
 				visit_alone(merge, &picks[i].place, picks[i].token);
-				any = true;
-			}
-			left--;
 		}
-		if (n == 0 || (left <= 0 && busy_too && !any))
-			break;
-		if (left <= 0)
-		{
-			/* once more, with those that were being scanned */
-			if (busy_too)
-				break;
-			busy_too = true;
-			left = nlanes;
-		}
+		left -= n;
 	}
+}
+
+/* Should lanes with a priority above 0 be visited first this time? */
+static bool
+begins_with_urgent(OutboxMerge *merge)
+{
+	OutboxAgenda *agenda = outbox_agenda_lock_to_report(merge->store->table);
+	bool		result;
+
+	if (agenda == NULL)
+		return false;
+	result = outbox_agenda_urgent_first(agenda);
+	LWLockRelease(&agenda->lock);
+	return result;
+}
+
+/* Many lanes: visit them one after the other. */
+static void
+visit_in_turn(OutboxMerge *merge)
+{
+	bool		urgent = begins_with_urgent(merge);
+	OutboxLanePick first = urgent ? OUTBOX_PICK_URGENT : OUTBOX_PICK_OTHERS;
+	OutboxLanePick second = urgent ? OUTBOX_PICK_OTHERS : OUTBOX_PICK_URGENT;
+
+	add_own_lanes(merge, NULL, 0);
+	visit_sources(merge);
+	drop_lanes(merge);
+	visit_each(merge, first, false);
+	visit_each(merge, second, false);
+	/* once more, including those that other scans visit */
+	visit_each(merge, first, true);
+	visit_each(merge, second, true);
 }
 
 /* ---------------------------------------------------------------------- */
 /* The visit                                                              */
 /* ---------------------------------------------------------------------- */
 
-/* Lanes that have no place in memory: a few, or all of them. */
+/* Visit lanes that have no memory: a few, or all of them. */
 static void
 visit_untracked(OutboxMerge *merge, bool whole)
 {
@@ -422,7 +471,9 @@ visit_untracked(OutboxMerge *merge, bool whole)
 	for (int i = 0; i < n; i++)
 	{
 		OutboxPick *pick = palloc0_object(OutboxPick);
-		OutboxSource source = {.key = OUTBOX_KEY_MIN,.pick = pick};
+		OutboxSource source = {
+			.key = OUTBOX_READY_KEY_MIN,.order = OUTBOX_READY_KEY_MIN,.pick = pick
+		};
 
 		pick->place = untracked[i];
 		if (!is_skipped(merge, &untracked[i]))
@@ -432,7 +483,7 @@ visit_untracked(OutboxMerge *merge, bool whole)
 	drop_lanes(merge);
 }
 
-/* Visit the lanes of which memory says that there is something to do in them. */
+/* Visit the lanes that have something to do according to shared memory. */
 static void
 visit_tracked(OutboxMerge *merge)
 {
@@ -441,30 +492,32 @@ visit_tracked(OutboxMerge *merge)
 	int			npicks;
 	int			total;
 
-	npicks = pick_lanes(merge, picks, FEW_LANES, &total);
+	npicks = pick_lanes(merge, OUTBOX_PICK_ALL, picks, FEW_LANES, &total);
 	if (total > FEW_LANES)
 	{
 		picks = palloc_array(OutboxPick, MAX_IN_ORDER);
-		npicks = pick_lanes(merge, picks, MAX_IN_ORDER, &total);
+		npicks = pick_lanes(merge, OUTBOX_PICK_ALL, picks, MAX_IN_ORDER, &total);
 	}
 	if (total <= MAX_IN_ORDER)
 		visit_in_order(merge, picks, npicks);
 	else
-		visit_in_turn(merge, total);
+		visit_in_turn(merge);
 	if (picks != few)
 		pfree(picks);
 }
 
 /*
  * Visit what there is to do in all lanes that pass the filter, until there is
- * enough.  Followers that were not visited are left to outbox_merge_take_follower,
- * and then the visit must be ended.
+ * enough.  The caller must fetch the followers that were not visited
+ * (outbox_merge_take_follower), and then call outbox_merge_end.
  *
- * A scan takes only so many marks of a lane along; they are the last ones then,
- * so where more were due, and there is not enough, the lanes are visited again.
+ * A scan takes only a limited number of marks of a lane.  They become the last
+ * in order, so if more were due, and there is not enough, the lanes are
+ * visited again.
  *
- * Of lanes without memory a few have their turn in each call, so that they are not
- * forgotten where the others always have enough; and all, where there is not enough.
+ * Each call visits a few of the lanes without memory, so that they are not
+ * starved if the others always have enough; and all of them if there is not
+ * enough.
  */
 void
 outbox_merge_run(OutboxMerge *merge)
@@ -487,9 +540,15 @@ outbox_merge_run(OutboxMerge *merge)
 	}
 	if (!merge->has_enough(merge->arg) &&
 		outbox_walk_must_list_all(relid, merge->filter))
+	{
 		visit_untracked(merge, true);
+		/* some of the lanes that were listed have got memory */
+		if (!merge->has_enough(merge->arg))
+			visit_tracked(merge);
+	}
 }
 
+/* End the visit.  All followers must have been fetched. */
 void
 outbox_merge_end(OutboxMerge *merge)
 {

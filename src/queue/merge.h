@@ -16,34 +16,35 @@
 #include "table/table.h"
 #include "util/hash.h"
 
-/* A message that does not come from a walk: the next one of its stream. */
+/* A message that no walk has found: the next one of its stream. */
 typedef struct OutboxFollower
 {
 	HeapTuple	tuple;
-	int64		behind;			/* the place in the stream of the one before */
+	int64		behind;			/* position in the stream of the one before */
 } OutboxFollower;
 
-/* A place where one can go on. */
+/* A source of messages. */
 typedef struct OutboxSource
 {
-	OutboxKey	key;			/* of the message there, or a smaller one */
-	OutboxPick *pick;			/* a lane that was not begun; or else */
-	OutboxWalk *walk;			/* a lane; or else */
+	OutboxReadyKey key;			/* of its next message, or a lower bound */
+	OutboxReadyKey order;		/* the same, with the boost for its priority */
+	OutboxPick *pick;			/* a lane that was not begun; or */
+	OutboxWalk *walk;			/* a lane that was begun; or */
 	OutboxFollower *follower;
 } OutboxSource;
 
 /*
- * A visit to all lanes that pass a filter.  The first members are set by the
- * caller, the others to zero.
+ * A visit to all lanes that pass a filter.  The caller sets the first members,
+ * and the others to zero.
  */
 typedef struct OutboxMerge
 {
 	const OutboxStore *store;
 	const OutboxLaneFilter *filter;
-	uint64		token;			/* of the owner who visits */
-	bool		only_own;		/* not what is preferred for other owners */
+	uint64		token;			/* of the claiming owner */
+	bool		only_own;		/* skip what other owners are preferred for */
 	TimestampTz now;
-	void	   *arg;			/* of the following */
+	void	   *arg;			/* argument of the callbacks */
 	bool		(*skips) (const OutboxPlace *place, void *arg);
 	void		(*opens) (void *arg);	/* opens "queue", before the first
 										 * visit */
@@ -61,14 +62,14 @@ typedef struct OutboxMerge
 	int			nwalks;
 	int			max_walks;
 	int			nopen;
-	int			nvisited;		/* lanes that were begun */
+	int			nvisited;		/* number of lanes that were begun */
 	int			nskipped;
-	int			nleft;			/* marks of a lane that were not visited */
+	int			nleft;			/* number of marks that were not visited */
 } OutboxMerge;
 
 extern void outbox_merge_run(OutboxMerge *merge);
-extern void outbox_merge_add_follower(OutboxMerge *merge, OutboxKey key,
-									  OutboxFollower *follower);
+extern void outbox_merge_add_follower(OutboxMerge *merge, OutboxReadyKey key,
+									  int priority, OutboxFollower *follower);
 extern OutboxFollower *outbox_merge_take_follower(OutboxMerge *merge);
 extern void outbox_merge_end(OutboxMerge *merge);
 

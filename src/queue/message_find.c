@@ -2,9 +2,9 @@
  * message_find.c
  *	  Finding a message by its message_id, wherever it is.
  *
- * A message is in the queue, among the dead, or in one of the partitions of
- * the archive.  These functions see what other transactions have not committed
- * yet, and report which transaction may make another answer of it.
+ * A message is in the queue, in dead, or in one of the partitions of the
+ * archive.  These functions see uncommitted changes of other transactions, and
+ * report which transaction may change the answer when it ends.
  */
 #include "postgres.h"
 
@@ -19,8 +19,8 @@
 #include "table/table.h"
 
 /*
- * Does the table have a row of this message?  If not, or if it may soon be
- * another answer, *writer is the transaction that is changing that.
+ * Does the table have a row for this message?  *writer is set to the
+ * transaction in progress, if any, that may change the answer.
  */
 static bool
 look_up(OutboxTable *table, Oid index, const pg_uuid_t *message_id,
@@ -31,7 +31,7 @@ look_up(OutboxTable *table, Oid index, const pg_uuid_t *message_id,
 										slot, writer);
 
 	ExecDropSingleTupleTableSlot(slot);
-	/* to know is enough: nobody has to wait for our end */
+	/* do not hold the lock until the end of the transaction */
 	UnlockRelationOid(index, AccessShareLock);
 	return found;
 }
@@ -50,7 +50,7 @@ find_message(Oid relid, Oid index, const pg_uuid_t *message_id,
 	return found;
 }
 
-/* Does the table have a row of this message, be it not committed yet? */
+/* Does the table have a row for this message, even an uncommitted one? */
 static bool
 table_has(Oid relid, Oid index, const pg_uuid_t *message_id)
 {
@@ -85,7 +85,7 @@ outbox_message_is_live(const pg_uuid_t *message_id)
 	return table_has(queue->table, queue->message_id, message_id);
 }
 
-/* Has this message left the queue, and is still kept? */
+/* Is this message in dead or in the archive? */
 bool
 outbox_message_in_history(const pg_uuid_t *message_id)
 {
@@ -98,8 +98,8 @@ outbox_message_in_history(const pg_uuid_t *message_id)
 }
 
 /*
- * Has this message ended, and how?  False if it has not, or is not known.
- * *writer is the transaction in progress, if any, that is changing that.
+ * The outcome of a message that has ended; false if it has not, or is unknown.
+ * *writer is set to the transaction in progress, if any, that may change that.
  */
 bool
 outbox_message_outcome(const pg_uuid_t *message_id, OutboxStatus *status,
@@ -121,11 +121,11 @@ outbox_message_outcome(const pg_uuid_t *message_id, OutboxStatus *status,
 	return archive_has(message_id);
 }
 
-/* Is there still a message with this id, in whatever state? */
+/* Is there a message with this id, in the queue or in history? */
 bool
 outbox_message_is_kept(const pg_uuid_t *message_id)
 {
-	/* the queue twice: a dead message may be put back while we look */
+	/* check the queue twice: a dead message may be requeued in between */
 	return outbox_message_is_live(message_id) ||
 		outbox_message_in_history(message_id) ||
 		outbox_message_is_live(message_id);

@@ -1,9 +1,9 @@
 /*
  * policy.c
- *	  What outbox.topics says of a topic.
+ *	  Policies of topics: the settings in outbox.topics.
  *
  * Each backend keeps a copy of the table (cached_table.c), which a trigger on
- * it invalidates with every change (outbox._topics_changed).
+ * the table invalidates at each change (outbox._topics_changed).
  */
 #include "postgres.h"
 
@@ -14,8 +14,11 @@
 
 #include "compat.h"
 #include "queue/policy.h"
+#include "queue/subscriber.h"
 #include "table/cached_table.h"
 #include "table/catalog.h"
+#include "table/columns.h"
+#include "table/table.h"
 #include "util/guc.h"
 #include "util/hash.h"
 
@@ -33,17 +36,23 @@ enum
 	T_RETENTION,
 	T_DEAD_RETENTION,
 	T_CHECK_DEDUPE_TENANT,
-	T_NATTS = T_CHECK_DEDUPE_TENANT
+	T_PUBLISH_RETENTION,
+	T_PRIORITY,
+	T_NATTS = T_PRIORITY
 };
 
-/* What a topic says itself; a null means: as the settings say. */
+/* Kinds of policies: one for each live table, and one for subscriptions. */
+#define SUBSCRIPTIONS OUTBOX_NSTORES
+#define NKINDS (OUTBOX_NSTORES + 1)
+
+/* A row of outbox.topics; null values stand for the settings of the server. */
 typedef struct PolicyEntry
 {
 	int64		topic_key;		/* hash key */
 	struct PolicyEntry *next;	/* another with the same key */
-	OutboxStoreKind kind;
+	int			kind;
 	text	   *namespace;
-	text	   *topic;
+	text	   *topic;			/* or subscription */
 	Datum		values[T_NATTS];
 	bool		isnull[T_NATTS];
 } PolicyEntry;
@@ -59,7 +68,8 @@ static OutboxCachedTable cache = {
 
 static HTAB *policies = NULL;
 static int	npolicies = 0;
-static int	npaused[OUTBOX_NSTORES];
+static int	npaused[NKINDS];
+static int	npriorities = 0;
 
 static void
 forget_policies(Datum arg, Oid relid)
@@ -67,14 +77,14 @@ forget_policies(Datum arg, Oid relid)
 	outbox_cached_table_forget(&cache, relid);
 }
 
-/* Read the policies again, as in outbox_handler_forget. */
+/* Make this backend read the policies again, as in outbox_handler_forget. */
 void
 outbox_policy_forget(void)
 {
 	outbox_cached_table_forget(&cache, InvalidOid);
 }
 
-/* From _PG_init. */
+/* Called by _PG_init. */
 void
 outbox_policy_init(void)
 {
@@ -96,24 +106,25 @@ begin_policies(void)
 	ctl.keysize = sizeof(int64);
 	ctl.entrysize = sizeof(PolicyEntry);
 	ctl.hcxt = cache.context;
-	npolicies = 0;
+	npolicies = npriorities = 0;
 	memset(npaused, 0, sizeof(npaused));
 	policies = hash_create("outbox policies", 64, &ctl,
 						   HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 }
 
-/* Of which live table does a policy speak?  -1 for a kind that is unknown. */
+/* The number of a policy's kind; -1 if the name is unknown. */
 static int
 kind_of(const text *name)
 {
-	static const char *const names[OUTBOX_NSTORES] = {
+	static const char *const names[NKINDS] = {
 		[OUTBOX_QUEUE] = "message",
 		[OUTBOX_INBOX] = "inbox",
 		[OUTBOX_TIMERS] = "timer",
-		[OUTBOX_RUNS] = "job_run"
+		[OUTBOX_RUNS] = "job_run",
+		[SUBSCRIPTIONS] = "subscription"
 	};
 
-	for (int kind = 0; kind < OUTBOX_NSTORES; kind++)
+	for (int kind = 0; kind < NKINDS; kind++)
 	{
 		if (strlen(names[kind]) == VARSIZE_ANY_EXHDR(name) &&
 			memcmp(names[kind], VARDATA_ANY(name), strlen(names[kind])) == 0)
@@ -122,6 +133,7 @@ kind_of(const text *name)
 	return -1;
 }
 
+/* Add a row of outbox.topics to the copy. */
 static void
 add_policy(TupleTableSlot *slot)
 {
@@ -155,10 +167,13 @@ add_policy(TupleTableSlot *slot)
 	npolicies++;
 	if (DatumGetBool(entry->values[T_PAUSED - 1]))
 		npaused[kind]++;
+	if (!entry->isnull[T_PRIORITY - 1])
+		npriorities++;
 }
 
+/* Look up the policy of a topic; NULL if it has none. */
 static const PolicyEntry *
-find_policy(OutboxStoreKind kind, const text *namespace, const text *topic)
+find_policy(int kind, const text *namespace, const text *topic)
 {
 	int64		topic_key;
 	const PolicyEntry *entry;
@@ -178,7 +193,7 @@ find_policy(OutboxStoreKind kind, const text *namespace, const text *topic)
 	return NULL;
 }
 
-/* An interval as microseconds, as extract(epoch from it) has it. */
+/* Convert an interval to microseconds, as extract(epoch from it) does. */
 static double
 interval_usecs(const Interval *interval)
 {
@@ -202,15 +217,14 @@ keep_seconds(Datum interval)
 }
 
 /*
- * What holds for this topic of a live table.  What was received and is done is not
- * kept, unless the policy says so: that it was there once is remembered elsewhere.
+ * Fill in a policy from the defaults and from the entry, if there is one.
+ * Received messages that are done are not kept unless the policy says so; that
+ * they were received is recorded elsewhere.
  */
-void
-outbox_policy_get(const OutboxStore *store, const text *namespace,
-				  const text *topic, OutboxPolicy *policy)
+static void
+make_policy(const OutboxStore *store, const PolicyEntry *entry,
+			OutboxPolicy *policy)
 {
-	const PolicyEntry *entry = find_policy(store->kind, namespace, topic);
-
 	policy->paused = false;
 	policy->max_attempts = outbox_max_attempts;
 	policy->backoff_base = outbox_backoff_base * 1000.0;
@@ -221,6 +235,7 @@ outbox_policy_get(const OutboxStore *store, const text *namespace,
 	policy->dead_retention = outbox_dead_retention == 0 ? OUTBOX_KEEP_NOT :
 		OUTBOX_KEEP_DEFAULT;
 	policy->check_dedupe_tenant = outbox_check_dedupe_tenant;
+	policy->publish_retention = outbox_publish_retention;
 	if (entry == NULL)
 		return;
 
@@ -243,17 +258,57 @@ outbox_policy_get(const OutboxStore *store, const text *namespace,
 	if (!entry->isnull[T_CHECK_DEDUPE_TENANT - 1])
 		policy->check_dedupe_tenant =
 			DatumGetBool(entry->values[T_CHECK_DEDUPE_TENANT - 1]);
+	if (!entry->isnull[T_PUBLISH_RETENTION - 1])
+		policy->publish_retention =
+			keep_seconds(entry->values[T_PUBLISH_RETENTION - 1]);
 }
 
-/*
- * Is the topic with this key paused?  Of topics that share a key one is enough.
- */
-bool
-outbox_policy_topic_is_paused(OutboxStoreKind kind, int64 topic_key)
+/* The policy for a topic of a live table. */
+void
+outbox_policy_get(const OutboxStore *store, const text *namespace,
+				  const text *topic, OutboxPolicy *policy)
+{
+	make_policy(store, find_policy(store->kind, namespace, topic), policy);
+}
+
+/* The priority of a message that is enqueued in this topic without one. */
+int
+outbox_policy_priority(const text *namespace, const text *topic)
 {
 	const PolicyEntry *entry;
 
 	outbox_cached_table_load(&cache);
+	if (npriorities == 0)
+		return 0;
+	entry = find_policy(OUTBOX_QUEUE, namespace, topic);
+	return entry == NULL || entry->isnull[T_PRIORITY - 1] ? 0 :
+		DatumGetInt16(entry->values[T_PRIORITY - 1]);
+}
+
+/* The policy for a message; for a delivery, that of its subscription. */
+void
+outbox_policy_of(const OutboxStore *store, TupleTableSlot *message,
+				 OutboxPolicy *policy)
+{
+	const text *namespace = DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE));
+	const OutboxSubscriber *subscriber;
+
+	if (slot_attisnull(message, Q_SUBSCRIBER))
+	{
+		outbox_policy_get(store, namespace,
+						  DatumGetTextPP(outbox_row_get(message, Q_TOPIC)), policy);
+		return;
+	}
+	subscriber = outbox_subscriber_get(DatumGetInt32(outbox_row_get(message, Q_SUBSCRIBER)));
+	make_policy(store, subscriber == NULL ? NULL :
+				find_policy(SUBSCRIPTIONS, namespace, subscriber->name), policy);
+}
+
+static bool
+is_paused(int kind, int64 topic_key)
+{
+	const PolicyEntry *entry;
+
 	if (npaused[kind] == 0)
 		return false;
 	entry = hash_search(policies, &topic_key, HASH_FIND, NULL);
@@ -265,7 +320,33 @@ outbox_policy_topic_is_paused(OutboxStoreKind kind, int64 topic_key)
 	return false;
 }
 
-/* All topics of a live table that are paused. */
+/*
+ * Is the topic with this key paused?  If several topics share the key: is any
+ * of them?
+ */
+bool
+outbox_policy_topic_is_paused(OutboxStoreKind kind, int64 topic_key)
+{
+	outbox_cached_table_load(&cache);
+	return is_paused(kind, topic_key);
+}
+
+/* Are deliveries to this subscriber paused? */
+bool
+outbox_policy_subscriber_is_paused(int32 id)
+{
+	const OutboxSubscriber *subscriber;
+
+	outbox_cached_table_load(&cache);
+	if (npaused[SUBSCRIPTIONS] == 0)
+		return false;
+	subscriber = outbox_subscriber_get(id);
+	return subscriber != NULL &&
+		is_paused(SUBSCRIPTIONS,
+				  outbox_topic_key(subscriber->namespace, subscriber->name));
+}
+
+/* List the paused topics of a live table, without subscriptions. */
 void
 outbox_policy_paused(OutboxStoreKind kind, OutboxTopicKeys *topics)
 {

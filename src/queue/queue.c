@@ -2,11 +2,11 @@
  * queue.c
  *	  Changing messages that are in the queue.
  *
- * Whatever moves a message in the ready index, or takes it out, goes through
+ * Every change that moves a message in the ready index, or removes it, is made
  * here, and is noted for the lanes: where the message is now, and where it was
- * before, in case the transaction aborts (lane.c).  The only other place where
- * messages are changed is a claim that a walk leads, because the walk keeps the
- * books.
+ * before, in case the transaction aborts (lane.c).  The only other place that
+ * changes messages is a claim that follows a walk, because the walk reports
+ * the changes itself.
  */
 #include "postgres.h"
 
@@ -16,30 +16,43 @@
 
 #include "compat.h"
 #include "outbox.h"
+#include "queue/count.h"
 #include "queue/history.h"
 #include "queue/policy.h"
 #include "queue/queue.h"
+#include "shmem/counters.h"
 #include "shmem/lane_xact.h"
+#include "table/catalog.h"
 #include "table/columns.h"
 #include "table/table.h"
 #include "util/guc.h"
 #include "util/hash.h"
 
-/* Names that are longer than this together are hashed each time. */
+/* Names with a larger total length are hashed each time. */
 #define LAST_NAMES_SIZE 256
 
-/* Where a message lies in its lane. */
-OutboxKey
-outbox_queue_key(TupleTableSlot *message)
+/* The key of a message within its lane. */
+OutboxReadyKey
+outbox_queue_ready_key(TupleTableSlot *message)
 {
-	return OUTBOX_MAKE(OutboxKey,
+	return OUTBOX_MAKE(OutboxReadyKey,
 					   DatumGetTimestampTz(outbox_row_get(message, Q_NEXT_ATTEMPT_AT)),
 					   DatumGetInt64(outbox_row_get(message, Q_ID)));
 }
 
+/* The priority of a message; 0 if it has none. */
+int
+outbox_queue_priority(TupleTableSlot *message)
+{
+	bool		isnull;
+	Datum		priority = slot_getattr(message, Q_PRIORITY, &isnull);
+
+	return isnull ? 0 : DatumGetInt16(priority);
+}
+
 /*
- * The place of a message.  It is often that of the one before, so the last one is
- * kept.
+ * The place of a message.  Names, subscriber and priority are often the same
+ * as those of the previous message, so the last result is cached.
  */
 void
 outbox_queue_place(TupleTableSlot *message, OutboxPlace *place)
@@ -50,28 +63,41 @@ outbox_queue_place(TupleTableSlot *message, OutboxPlace *place)
 	const text *namespace = DatumGetTextPP(outbox_row_get(message, Q_NAMESPACE));
 	const text *topic = DatumGetTextPP(outbox_row_get(message, Q_TOPIC));
 	int			lengths[2] = {VARSIZE_ANY_EXHDR(namespace), VARSIZE_ANY_EXHDR(topic)};
-	bool		no_tenant;
-	Datum		tenant = slot_getattr(message, Q_TENANT_ID, &no_tenant);
+	bool		isnull;
+	Datum		value = slot_getattr(message, Q_SUBSCRIBER, &isnull);
+	int32		subscriber = isnull ? 0 : DatumGetInt32(value);
+	int			priority = outbox_queue_priority(message);
+	Datum		tenant = slot_getattr(message, Q_TENANT_ID, &isnull);
 
-	if (!no_tenant || lengths[0] + lengths[1] > LAST_NAMES_SIZE)
+	if (lengths[0] + lengths[1] > LAST_NAMES_SIZE)
 	{
-		outbox_place_of(namespace, topic,
-						no_tenant ? NULL : DatumGetUUIDP(tenant), place);
+		outbox_place_of(namespace, topic, isnull ? NULL : DatumGetUUIDP(tenant),
+						subscriber, priority, place);
 		return;
 	}
 	if (lengths[0] != last_lengths[0] || lengths[1] != last_lengths[1] ||
 		memcmp(last_name, VARDATA_ANY(namespace), lengths[0]) != 0 ||
 		memcmp(last_name + lengths[0], VARDATA_ANY(topic), lengths[1]) != 0)
 	{
-		outbox_place_of(namespace, topic, NULL, &last);
+		outbox_place_of(namespace, topic, NULL, subscriber, priority, &last);
 		memcpy(last_name, VARDATA_ANY(namespace), lengths[0]);
 		memcpy(last_name + lengths[0], VARDATA_ANY(topic), lengths[1]);
 		memcpy(last_lengths, lengths, sizeof(lengths));
 	}
+	else if (subscriber != last.subscriber || priority != last.priority)
+	{
+		last.subscriber = subscriber;
+		last.priority = priority;
+		outbox_place_set_lane(&last);
+	}
 	*place = last;
+	if (isnull)
+		return;
+	place->tenant_hash = outbox_tenant_hash(DatumGetUUIDP(tenant));
+	outbox_place_set_lane(place);
 }
 
-/* The attempts that count towards the maximum. */
+/* The number of attempts that count towards the maximum. */
 int
 outbox_queue_counted_attempts(TupleTableSlot *message)
 {
@@ -80,9 +106,9 @@ outbox_queue_counted_attempts(TupleTableSlot *message)
 }
 
 /*
- * Can this message be handed out?  max_attempts, if not 0, takes the place of
- * the policy's.  Everything that looks at the end of a message's life asks
- * here: claim, reap, nack, explain_message().
+ * Can this message be handed out?  max_attempts, if not 0, overrides the
+ * policy's.  This is the only place that decides whether a message goes to
+ * dead: claim, reap, nack and explain_message() all call it.
  */
 OutboxFate
 outbox_queue_fate(TupleTableSlot *message, const OutboxPolicy *policy,
@@ -100,7 +126,7 @@ outbox_queue_fate(TupleTableSlot *message, const OutboxPolicy *policy,
 	return OUTBOX_FATE_LIVE;
 }
 
-/* Why a message is dead that was buried for its fate. */
+/* The failure reason that corresponds to a fate. */
 OutboxReason
 outbox_fate_reason(OutboxFate fate)
 {
@@ -110,8 +136,8 @@ outbox_fate_reason(OutboxFate fate)
 }
 
 /*
- * Make "row" the version of "message" in which it is leased to no one, and can
- * be claimed from "at" on.
+ * Make "row" the version of "message" in which it has no lease, and can be
+ * claimed from "at" on.
  */
 void
 outbox_queue_make_ready(TupleTableSlot *row, TupleTableSlot *message,
@@ -123,6 +149,7 @@ outbox_queue_make_ready(TupleTableSlot *row, TupleTableSlot *message,
 	outbox_row_set(row, Q_UPDATED_AT, TimestampTzGetDatum(now));
 	outbox_row_set(row, Q_STATUS, Int16GetDatum(OUTBOX_READY));
 	outbox_row_set_null(row, Q_OWNER_TOKEN);
+	outbox_row_set_null(row, Q_LEASED_AT);
 	outbox_row_set_null(row, Q_LOCKED_UNTIL);
 }
 
@@ -130,7 +157,7 @@ outbox_queue_make_ready(TupleTableSlot *row, TupleTableSlot *message,
 static void
 note_old_place(OutboxTable *queue, TupleTableSlot *message)
 {
-	OutboxKey	key = outbox_queue_key(message);
+	OutboxReadyKey key = outbox_queue_ready_key(message);
 	OutboxPlace place;
 
 	outbox_queue_place(message, &place);
@@ -138,7 +165,7 @@ note_old_place(OutboxTable *queue, TupleTableSlot *message)
 		outbox_lane_note_moved(RelationGetRelid(queue->rel), &place, key);
 }
 
-/* Note when a message that was written expires, if it does. */
+/* Note when a message that was written will expire, if it will. */
 void
 outbox_queue_note_expiry(Oid relid, TupleTableSlot *row)
 {
@@ -149,12 +176,12 @@ outbox_queue_note_expiry(Oid relid, TupleTableSlot *row)
 		outbox_lane_note_expiry(relid, DatumGetTimestampTz(expires_at));
 }
 
-/* Note where a message is now, and until when it is leased. */
+/* Note where a message is now, and the end of its lease. */
 static void
 note_new_place(OutboxTable *queue, TupleTableSlot *row)
 {
 	Oid			relid = RelationGetRelid(queue->rel);
-	OutboxKey	key = outbox_queue_key(row);
+	OutboxReadyKey key = outbox_queue_ready_key(row);
 	OutboxPlace place;
 	bool		isnull;
 	Datum		locked_until = slot_getattr(row, Q_LOCKED_UNTIL, &isnull);
@@ -192,7 +219,17 @@ outbox_queue_update(OutboxTable *queue, TupleTableSlot *message,
 	return OUTBOX_ROW_OK;
 }
 
-/* A message leaves the queue, for the archive or for the dead. */
+static void
+count_finished(OutboxStoreKind kind, TupleTableSlot *message,
+			   const OutboxOutcome *outcome)
+{
+	outbox_count_message(kind, message, outcome->status == OUTBOX_DONE ?
+						 OUTBOX_COUNT_ACKED : OUTBOX_COUNT_DEAD);
+	if (outcome->reason == OUTBOX_REASON_EXPIRED)
+		outbox_count_message(kind, message, OUTBOX_COUNT_EXPIRED);
+}
+
+/* Move a message from its live table to history. */
 OutboxRowResult
 outbox_queue_finish(OutboxTable *queue, OutboxHistory *history,
 					TupleTableSlot *message, const OutboxOutcome *outcome,
@@ -207,13 +244,14 @@ outbox_queue_finish(OutboxTable *queue, OutboxHistory *history,
 	{
 		note_old_place(queue, message);
 		outbox_history_add(history, message, outcome);
+		count_finished(queue->store->kind, message, outcome);
 	}
 	return result;
 }
 
 /*
- * Move a message to the dead that cannot be handed out any more.  Never waits
- * for the message's row.
+ * Move a message that cannot be handed out any more to dead.  Never waits for
+ * the row of the message.
  */
 OutboxRowResult
 outbox_queue_bury(OutboxTable *queue, OutboxHistory *history,
@@ -236,7 +274,7 @@ outbox_queue_bury(OutboxTable *queue, OutboxHistory *history,
 	return result;
 }
 
-/* A message is taken out of its live table and leaves nothing behind. */
+/* Delete a message from its live table, without history. */
 OutboxRowResult
 outbox_queue_remove(OutboxTable *queue, TupleTableSlot *message)
 {

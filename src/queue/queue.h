@@ -11,15 +11,16 @@
 #include "table/table.h"
 #include "util/hash.h"
 
-/* What an attempt to hand a message out would come to. */
+/* What would come of an attempt to hand a message out. */
 typedef enum OutboxFate
 {
 	OUTBOX_FATE_LIVE,			/* it can be handed out, now or later */
 	OUTBOX_FATE_EXPIRED,
-	OUTBOX_FATE_EXHAUSTED		/* it has had its attempts */
+	OUTBOX_FATE_EXHAUSTED		/* it is out of attempts */
 } OutboxFate;
 
-extern OutboxKey outbox_queue_key(TupleTableSlot *message);
+extern OutboxReadyKey outbox_queue_ready_key(TupleTableSlot *message);
+extern int	outbox_queue_priority(TupleTableSlot *message);
 extern void outbox_queue_place(TupleTableSlot *message, OutboxPlace *place);
 extern int	outbox_queue_counted_attempts(TupleTableSlot *message);
 extern OutboxFate outbox_queue_fate(TupleTableSlot *message,

@@ -2,27 +2,27 @@
  * router.c
  *	  Which of several databases is responsible for a key.
  *
- * Here a store is a database that register_store has named, and a route maps a
- * key to one of them.  A key without a route falls to the default rule: a
- * store, or a consistent hash over all of them, or nothing.
+ * Here a store is a database registered by register_store, and a route maps a
+ * key to a store.  Keys without a route are mapped by the default rule: to one
+ * store, by a consistent hash over all stores, or to none.
  *
- * The stores and the default rule are few: each backend keeps copies
- * (cached_table.c).  Routes can be 100,000, and a change of one of them must
- * not make every session read all others again.  So a backend remembers only
- * the answers that it has given, in the memo; for another key it descends the
- * index of the routes.
+ * There are only a few stores, and one default rule: each backend keeps copies
+ * (cached_table.c).  There can be 100,000 routes, and a change of one must not
+ * make every session read all others again.  So a backend caches only the
+ * answers that it has given, in the memo; for other keys it searches the index
+ * of the routes.
  *
  * A trigger on each of the three tables (outbox._routes_changed) sends a
- * relcache invalidation with every change, upon which copies and memo are
- * invalid.  So a change is in force for the next call of every session once it
- * has committed.  A transaction sends it once, however many routes it changes,
- * and remembers nothing from then on: so its own calls see what it has done,
- * and nothing of that is left when it is rolled back.
+ * relcache invalidation at each change, which makes copies and memo invalid.
+ * So a change takes effect with the next call of each session after the
+ * commit.  A transaction sends the invalidation once, however many routes it
+ * changes, and caches nothing from then on: so its own calls see its changes,
+ * and nothing of them remains if it rolls back.
  *
- * The consistent hash is that of the highest weight: each pair of key and store
- * has one, and the store with the greatest gets the key.  So a store that is
- * added takes its share from all others, one that is dropped leaves its share
- * to them, and nothing else moves.
+ * The consistent hash is rendezvous hashing: each pair of key and store has a
+ * weight, and the store with the highest weight gets the key.  So a store that
+ * is added takes its share from all others, one that is dropped leaves its
+ * share to them, and no other keys move.
  */
 #include "postgres.h"
 
@@ -86,7 +86,7 @@ typedef struct RegisteredStore
 	text	   *name;
 } RegisteredStore;
 
-/* An answer.  Of keys whose hashes collide the last one is remembered. */
+/* A cached answer.  If hashes collide, only the last key is cached. */
 typedef struct MemoEntry
 {
 	uint64		hash;			/* hash key */
@@ -122,7 +122,10 @@ static HTAB *memo = NULL;
 static bool memo_valid = false;
 static Oid	routes_relid = InvalidOid;
 
-/* The transaction that has changed a route, store or rule, and sent that. */
+/*
+ * The transaction that has changed a route, store or rule, and has sent the
+ * invalidation.
+ */
 static TransactionId changed_in = InvalidTransactionId;
 static SubTransactionId sent_in = InvalidSubTransactionId;
 
@@ -132,7 +135,10 @@ forget_all(void)
 	store_cache.valid = rule_cache.valid = memo_valid = false;
 }
 
-/* A change of one of the tables stands for changes of the others, too. */
+/*
+ * Invalidation callback: a change of any of the tables makes everything
+ * invalid.
+ */
 static void
 forget_routes(Datum arg, Oid relid)
 {
@@ -141,7 +147,7 @@ forget_routes(Datum arg, Oid relid)
 		forget_all();
 }
 
-/* From _PG_init. */
+/* Called by _PG_init. */
 void
 outbox_router_init(void)
 {
@@ -166,7 +172,7 @@ begin_stores(void)
 	max_stores = 0;
 }
 
-/* The connection is left where it is. */
+/* Add a store to the copy, without its connection. */
 static void
 add_store(TupleTableSlot *slot)
 {
@@ -214,8 +220,8 @@ compare_names(const text *a, const text *b)
 }
 
 /*
- * The store that has the greatest weight for this key; NULL if there is none.
- * The order in which the stores were read does not matter.
+ * The store with the highest weight for this key; NULL if there are no stores.
+ * The result does not depend on the order of the stores.
  */
 static const text *
 heaviest_store(const text *key)
@@ -244,15 +250,15 @@ heaviest_store(const text *key)
 /* ---------------------------------------------------------------------- */
 
 /*
- * The store of a row that has this value in the first column of this index of
- * outbox.routes, as the table is now; NULL if there is none.
+ * Search an index of outbox.routes for a row with this value in the first
+ * column, as of now; returns its store, or NULL if there is no such row.
  */
 static text *
 search_routes(Oid index, const text *value)
 {
 	Relation	rel = outbox_relation_open(routes_relid, AccessShareLock);
 	Relation	indexrel = index_open(index, AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = outbox_snapshot_now();
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	ScanKeyData key;
 	IndexScanDesc scan;
@@ -272,6 +278,7 @@ search_routes(Oid index, const text *value)
 	return store;
 }
 
+/* Make the memo empty and valid. */
 static void
 empty_memo(void)
 {
@@ -282,6 +289,7 @@ empty_memo(void)
 											 "outbox routes",
 											 ALLOCSET_DEFAULT_SIZES);
 	memo = NULL;
+	memo_valid = false;
 	MemoryContextReset(memo_context);
 	memset(&ctl, 0, sizeof(ctl));
 	ctl.keysize = sizeof(uint64);
@@ -289,6 +297,8 @@ empty_memo(void)
 	ctl.hcxt = memo_context;
 	memo = hash_create("outbox routes", 64, &ctl,
 					   HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	/* an invalidation from here on makes it invalid again */
+	memo_valid = true;
 }
 
 static void
@@ -301,7 +311,7 @@ remember(uint64 hash, const text *key, const text *store)
 
 	if (MemoryContextMemAllocated(memo_context, true) > MEMO_BYTES)
 		empty_memo();
-	/* what can fail comes first */
+	/* do first what can fail */
 	old = MemoryContextSwitchTo(memo_context);
 	key_copy = DatumGetTextPCopy(PointerGetDatum(key));
 	store_copy = DatumGetTextPCopy(PointerGetDatum(store));
@@ -311,7 +321,7 @@ remember(uint64 hash, const text *key, const text *store)
 	entry->store = store_copy;
 }
 
-/* Has the current transaction changed what we keep copies of? */
+/* Has the current transaction changed one of the tables? */
 static bool
 changed_here(void)
 {
@@ -319,7 +329,7 @@ changed_here(void)
 		TransactionIdEquals(changed_in, GetTopTransactionIdIfAny());
 }
 
-/* Look for the answer where it is written, and remember it. */
+/* Look up the answer in the tables, and cache it. */
 static const text *
 decide(uint64 hash, const text *key)
 {
@@ -328,8 +338,6 @@ decide(uint64 hash, const text *key)
 	routes_relid = outbox_catalog()->routes;
 	if (!memo_valid)
 		empty_memo();
-	/* an invalidation that comes in from here on empties it again */
-	memo_valid = true;
 	outbox_cached_table_load(&rule_cache);
 	outbox_cached_table_load(&store_cache);
 	store = search_routes(outbox_catalog()->routes_pkey, key);
@@ -343,8 +351,8 @@ decide(uint64 hash, const text *key)
 }
 
 /*
- * The store that is responsible for this key; NULL if there is none.  It is
- * good until the next call.
+ * The store that is responsible for this key; NULL if there is none.  The
+ * result is valid until the next call.
  */
 const text *
 outbox_router_find(const text *key)
@@ -352,7 +360,7 @@ outbox_router_find(const text *key)
 	uint64		hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(key),
 										   VARSIZE_ANY_EXHDR(key), 0);
 
-	/* what others have committed since our transaction began */
+	/* see what others have committed since our transaction began */
 	AcceptInvalidationMessages();
 	if (changed_here())
 		forget_all();
@@ -371,10 +379,10 @@ outbox_router_find(const text *key)
 /* ---------------------------------------------------------------------- */
 
 /*
- * A row of one of the tables was changed.  Every session must learn of it when
- * it is committed; once for each subtransaction, as they are rolled back one
- * by one, and as a message for each of 100,000 routes would make all sessions
- * throw away all that they have cached.
+ * A row of one of the tables was changed: send an invalidation to all sessions
+ * at commit.  It is sent once in each subtransaction, because subtransactions
+ * can be rolled back separately; not for each row, because 100,000 messages
+ * would make all sessions discard all their caches.
  */
 void
 outbox_router_note_change(Relation rel)
@@ -388,7 +396,7 @@ outbox_router_note_change(Relation rel)
 	sent_in = subid;
 }
 
-/* Is a key mapped to this store, or is it the default? */
+/* Is there a route to this store, or is it the default? */
 bool
 outbox_router_uses(const text *store)
 {
@@ -397,7 +405,7 @@ outbox_router_uses(const text *store)
 	routes_relid = outbox_catalog()->routes;
 	if (search_routes(outbox_catalog()->routes_store, store) != NULL)
 		return true;
-	/* not what it was when it was read last, but what it is now */
+	/* read the rule again, as it is now */
 	rule_cache.valid = false;
 	outbox_cached_table_load(&rule_cache);
 	is_default = rule_store != NULL && outbox_text_equal(rule_store, store);

@@ -1,45 +1,47 @@
 /*
  * stream.c
- *	  Messages that must be delivered one after the other.
+ *	  Streams: messages that must be delivered in order.
  *
  * The unfinished messages of a stream have places in it, in the order in which
- * their transactions committed.  They lie in the lanes of their topics like any
- * others; the stream is not recorded anywhere but in the messages.  The first
- * ones may be leased, all by one owner; the others wait.
+ * their transactions committed.  They are in the lanes of their topics like
+ * any other messages; a stream is recorded only in its messages.  The first
+ * messages may be leased, all to one owner; the others wait.
  *
- * A claim that comes by a message of a stream looks at what is before it
- * (outbox_stream_look_before).  If nothing is, or only leases of its own, it may
- * take the message.  If another transaction may change the answer, the message
- * is visited again when that has ended.  Otherwise it passes the message, and
- * whatever changes the answer reports the message:
+ * A claim that reaches a message of a stream checks what is before it in the
+ * stream (outbox_stream_look_before).  If that is nothing, or only leases of
+ * its own, it may take the message.  If another transaction may change the
+ * answer, the message is visited again when that has ended.  Otherwise the
+ * claim passes the message, and whatever changes the answer later reports the
+ * message:
  *
- *	- When a message has ended, whoever ends it reports the next one of the
+ *	- When a message ends, the same transaction reports the next one of the
  *	  stream (outbox_stream_ended).
- *	- A message that is behind leases can be claimed by their owner.  The claim
- *	  that passes it, or that has taken the one before it, records it for that
+ *	- A message behind leases can be claimed by their owner.  The claim that
+ *	  passes it, or that has taken the one before it, records it for that
  *	  owner.
  *
- * So nothing has to be put in its place again when a stream moves on, and
- * nothing is waited for.  Of a message that a scan passed, the one before it was
- * unfinished, and not being changed, when the scan looked.  Whoever ends that one
- * later sees the message, and reports it after the commit; whoever is ending it
- * at that moment is seen by the scan.
+ * So no row has to be updated when a stream moves on, and nothing has to wait.
+ * When a scan passes a message, the one before it is unfinished and not being
+ * changed.  A transaction that ends that one later sees the message, and
+ * reports it after the commit; a transaction that is ending it at that moment
+ * is seen by the scan.
  *
- * A lease is void when a message before it in the stream goes back, by nack,
- * release or the end of its lease: what comes behind must not be finished before
- * it.  Whoever takes the message back takes the leases behind it away
- * (outbox_stream_revoke_all), unless they are locked.  Nothing relies on that.  A
- * call that settles a lease looks whether all that is before it, if anything, is
- * leased to the same owner (outbox_stream_lease_stands); and a claim that takes a
- * message again takes the leases behind it away, or, if one of them is just being
- * settled, does not take the message.
+ * A lease is void when a message before it in the stream becomes ready again,
+ * by nack, release or the end of its lease: later messages must not be
+ * finished before it.  The call that does this also revokes the leases behind
+ * it (outbox_stream_revoke_all), unless they are locked.  Correctness does not
+ * depend on that.  A call that settles a lease checks that everything before
+ * it is leased to the same owner (outbox_stream_lease_stands); and a claim
+ * that takes a message again revokes the leases behind it, or, if one of them
+ * is being settled, does not take the message.
  *
- * The order is that in which transactions commit, because whoever enqueues in a
- * stream waits until the transaction that did so last has ended, and only then
- * takes a place behind its messages.  The uncommitted message is the lock, and a
- * short lock on the stream (keylock.c) keeps two from looking at the same moment.
+ * The order is that of the commits, because a transaction that enqueues in a
+ * stream waits until the last one that did so has ended, and only then takes a
+ * place behind its messages.  The uncommitted message serves as the lock, and
+ * a short lock on the stream (keylock.c) keeps two transactions from checking
+ * for it at the same time.
  *
- * Walks are short, whatever was finished before: stream_cursor.c.
+ * Walks skip what was finished before: see stream_cursor.c.
  */
 #include "postgres.h"
 
@@ -62,33 +64,35 @@
 #include "table/keylock.h"
 #include "table/probe.h"
 #include "table/table.h"
+#include "trace.h"
 #include "util/grow.h"
 #include "util/hash.h"
 #include "util/uuid.h"
 
-/* What one row of the stream is, to whoever looks at it. */
+/* The state of a row of the stream, as a dirty snapshot shows it. */
 typedef enum LineState
 {
 	LINE_WAITING,
 	LINE_LEASED,
-	LINE_CHANGING,				/* another transaction changes or removes it */
+	LINE_CHANGING,				/* another transaction is changing it */
 	LINE_ARRIVING				/* another transaction has inserted it */
 } LineState;
 
-/* So many entries of what is gone are worth remembering that they can be passed. */
+/* Minimum number of dead entries worth recording as a gap. */
 #ifdef OUTBOX_TINY
 #define GAP_WORTH 1
 #else
 #define GAP_WORTH 16
 #endif
 
-/* Whether a walk has to know of a row. */
+/* Returns whether a row matters to a walk. */
 typedef bool (*RowTest) (TupleTableSlot *row, void *arg);
 
 /* ---------------------------------------------------------------------- */
 /* Walking                                                                */
 /* ---------------------------------------------------------------------- */
 
+/* Prepare to walk along streams of a live table, which must be open. */
 void
 outbox_stream_scan_begin(OutboxStreamScan *scan, OutboxTable *queue)
 {
@@ -101,6 +105,7 @@ outbox_stream_scan_begin(OutboxStreamScan *scan, OutboxTable *queue)
 	scan->scan->xs_want_itup = true;
 }
 
+/* Release what outbox_stream_scan_begin has opened. */
 void
 outbox_stream_scan_end(OutboxStreamScan *scan)
 {
@@ -122,8 +127,8 @@ rescan(OutboxStreamScan *scan, int64 from, int64 before)
 }
 
 /*
- * Prepare to walk the places from "from" on and before "before", but for those in
- * the gap.
+ * Prepare to walk the places from "from" on and before "before", except for
+ * those in the gap.
  */
 static void
 seek(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 from, int64 before,
@@ -168,7 +173,7 @@ next_entry(OutboxStreamScan *scan)
 	return true;
 }
 
-/* Go on to the next row, in any version that is not gone for good. */
+/* Go on to the next row, in any version that is not dead. */
 static bool
 next_row(OutboxStreamScan *scan)
 {
@@ -191,7 +196,7 @@ seek_behind(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 seq)
 	seek(scan, stream, seq + 1, PG_INT64_MAX, ForwardScanDirection, &ticket.gap);
 }
 
-/* The first row that is there, of those that the walk comes by. */
+/* Note the first row that the walk finds. */
 static void
 note_first(OutboxStreamScan *scan, int64 seq)
 {
@@ -230,11 +235,11 @@ line_state(OutboxStreamScan *scan)
 }
 
 /*
- * A row that is moved in its lane while a dirty snapshot is used can escape it: the
- * old version was gone already, and the index entry of the new one was not yet
- * there when that page was read.  So where a walk has seen that something was gone,
- * a snapshot tells whether it has missed a row that is of interest; without a test,
- * any is.
+ * A scan with a dirty snapshot can miss a row that is being moved in its lane:
+ * the old version is gone already, but the index entry of the new one was not
+ * there yet when that page was read.  So if a walk has seen dead entries, an
+ * MVCC snapshot tells whether it has missed a row that matters; without a
+ * test, every row does.
  */
 static bool
 has_escaped(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
@@ -247,15 +252,15 @@ has_escaped(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 
 	if (ngone == 0)
 		return false;
-	/* what this call has removed is gone */
+	/* what this call has removed must be invisible */
 	CommandCounterIncrement();
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = outbox_snapshot_now();
 	scan->scan->xs_snapshot = snapshot;
 	seek(scan, stream, low, seq, BackwardScanDirection, gap);
 	while (!escaped && next_row(scan))
 		escaped = is_of_interest == NULL || is_of_interest(scan->slot, arg);
 	ExecClearTuple(scan->slot);
-	/* before the snapshot goes, the scan must be off its page */
+	/* the scan must leave its page before the snapshot is released */
 	scan->scan->xs_snapshot = &scan->snapshot;
 	seek(scan, stream, low, seq, BackwardScanDirection, gap);
 	UnregisterSnapshot(snapshot);
@@ -264,8 +269,9 @@ has_escaped(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 }
 
 /*
- * A walk back from a place has passed many entries that are gone before it came to
- * a row: if none between has escaped, others can leap over them.
+ * A backward walk has passed many dead entries before it found a row: if it
+ * has not missed a row among them, record them as a gap that other walks can
+ * skip.
  */
 static void
 learn_gap(OutboxStreamScan *scan, const pg_uuid_t *stream,
@@ -280,7 +286,7 @@ learn_gap(OutboxStreamScan *scan, const pg_uuid_t *stream,
 		outbox_stream_cursor_widen(relid, stream, ticket, scan->first_seq, before);
 }
 
-/* The stream of a message, and its place there; false if it has none. */
+/* The stream of a message, and its place in it; false if it has none. */
 bool
 outbox_stream_of(TupleTableSlot *message, pg_uuid_t *stream, int64 *seq)
 {
@@ -308,13 +314,13 @@ entry_seq(OutboxStreamScan *scan)
 }
 
 /*
- * Look at the last places that were given out, back to "low".  False if a message
- * there was inserted by a transaction, *inserter, that has not ended.
+ * Check the last places that were assigned, back to "low".  False if a message
+ * there was inserted by a transaction in progress, which is *inserter.
  *
- * What was inserted before a message that is there had been committed when that one
- * was inserted.  So one such message is enough to know; but not its new version,
- * which its own transaction may have made of it, and behind which the old one is
- * still found.
+ * Everything before a committed message was committed when that message was
+ * inserted.  So finding one such message is enough.  A new version of one is
+ * not: the inserting transaction itself may have made it, and the scan finds
+ * the old version after it.
  */
 static bool
 look_at_last(OutboxStreamScan *scan, OutboxStreamTurn *turn,
@@ -356,9 +362,9 @@ look_at_last(OutboxStreamScan *scan, OutboxStreamTurn *turn,
 }
 
 /*
- * Wait for this transaction's turn to enqueue in a stream.  The stream is locked
- * until outbox_stream_turn_end; what is inserted before that keeps the turn until
- * the end of the transaction.
+ * Wait for this transaction's turn to enqueue in a stream.  The stream stays
+ * locked until outbox_stream_turn_end; the messages inserted before that hold
+ * the turn until the end of the transaction.
  */
 void
 outbox_stream_turn_begin(OutboxTable *queue, const pg_uuid_t *stream,
@@ -392,12 +398,31 @@ outbox_stream_turn_begin(OutboxTable *queue, const pg_uuid_t *stream,
 		outbox_xact_wait(inserter);
 		turn->waited = true;
 	}
-	/* all that was there is gone, so that nobody needs to look again */
+	/* all places up to the last one are dead: record that for other walks */
 	if (turn->is_empty && !turn->is_new && !outbox_lane_has_moved(relid))
 		outbox_stream_cursor_raise(relid, stream, &ticket, turn->last_seq);
 }
 
-/* The next place in the stream, for the message with this id. */
+/*
+ * The transaction in progress that has enqueued in a stream; invalid if there
+ * is none.  Does not take the turn.
+ */
+TransactionId
+outbox_stream_last_writer(OutboxTable *queue, const pg_uuid_t *stream)
+{
+	OutboxStreamTurn turn = {.stream = *stream};
+	OutboxStreamTicket ticket;
+	OutboxStreamScan scan;
+	TransactionId inserter = InvalidTransactionId;
+
+	outbox_stream_cursor_get(RelationGetRelid(queue->rel), stream, &ticket);
+	outbox_stream_scan_begin(&scan, queue);
+	(void) look_at_last(&scan, &turn, &ticket, &inserter);
+	outbox_stream_scan_end(&scan);
+	return inserter;
+}
+
+/* Assign the next place in the stream, for the message with this id. */
 int64
 outbox_stream_turn_next(OutboxStreamTurn *turn, int64 id)
 {
@@ -406,13 +431,13 @@ outbox_stream_turn_next(OutboxStreamTurn *turn, int64 id)
 	return turn->last_seq;
 }
 
-/* The messages are in the index. */
+/* End the turn's lock, when the messages have been inserted. */
 void
 outbox_stream_turn_end(OutboxTable *queue, const OutboxStreamTurn *turn)
 {
 	Oid			relid = RelationGetRelid(queue->rel);
 
-	/* all that is known of its places may be out of date */
+	/* what is recorded of its places may be out of date */
 	if (turn->is_new)
 		outbox_stream_cursor_forget(relid, &turn->stream);
 	outbox_keylock_release_long(relid, outbox_uuid_hash64(&turn->stream));
@@ -422,14 +447,14 @@ outbox_stream_turn_end(OutboxTable *queue, const OutboxStreamTurn *turn)
 /* Claiming                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* Who wants to claim, and when. */
+/* The claiming owner, and the time. */
 typedef struct Claimant
 {
 	const pg_uuid_t *owner;
 	TimestampTz now;
 } Claimant;
 
-/* Is this row anything but a lease of the claimant with time left? */
+/* Is this row anything other than a valid lease of the claimant? */
 static bool
 row_is_not_held(TupleTableSlot *slot, void *arg)
 {
@@ -439,7 +464,7 @@ row_is_not_held(TupleTableSlot *slot, void *arg)
 		DatumGetTimestampTz(outbox_row_get(slot, Q_LOCKED_UNTIL)) <= claimant->now;
 }
 
-/* Walk back from a message; what decides is the nearest that is not ours. */
+/* Walk back from a message; the nearest row that is not ours decides. */
 static void
 walk_before(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 			int64 seq, const OutboxStreamGap *gap, Claimant *claimant,
@@ -476,9 +501,9 @@ walk_before(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 }
 
 /*
- * May this message be claimed by this owner now?  Only if everything before it in
- * its stream is leased to that owner, with time left.  held_to: up to there that is known
- * already.
+ * May this message be claimed by this owner now?  Only if everything before it
+ * in its stream is leased to that owner, and no such lease has ended.  That is
+ * already known for places up to held_to.
  */
 void
 outbox_stream_look_before(OutboxStreamScan *scan, TupleTableSlot *message,
@@ -513,8 +538,9 @@ outbox_stream_look_before(OutboxStreamScan *scan, TupleTableSlot *message,
 }
 
 /*
- * Find the next row of a stream after a place; it is in scan->slot.  *writer is
- * the transaction that has inserted it, or is changing it.
+ * Fetch the next row of a stream after a place into scan->slot; false if there
+ * is none.  *writer is set to the transaction in progress that has inserted
+ * it, or is changing it.
  */
 bool
 outbox_stream_look_behind(OutboxStreamScan *scan, const pg_uuid_t *stream,
@@ -528,8 +554,8 @@ outbox_stream_look_behind(OutboxStreamScan *scan, const pg_uuid_t *stream,
 }
 
 /*
- * Can a message that was handed out before be handed out again?  Not while a lease
- * behind it is being settled.
+ * Can a message that was handed out before be handed out again?  It cannot
+ * while a lease behind it is being settled.
  */
 bool
 outbox_stream_is_free_behind(OutboxStreamScan *scan, TupleTableSlot *message,
@@ -542,7 +568,7 @@ outbox_stream_is_free_behind(OutboxStreamScan *scan, TupleTableSlot *message,
 	{
 		LineState	state = line_state(scan);
 
-		/* the version that an uncommitted one replaces is there as well */
+		/* the old version of an uncommitted row is found as well */
 		if (TransactionIdIsValid(scan->snapshot.xmin) && state == LINE_CHANGING)
 			continue;
 		if (state == LINE_CHANGING && row_is_leased(scan->slot))
@@ -557,9 +583,9 @@ outbox_stream_is_free_behind(OutboxStreamScan *scan, TupleTableSlot *message,
 }
 
 /*
- * Take away the leases behind a place in a stream: the message there was handed
- * out again, and those must not be finished before it.  The attempts that were
- * cut short do not count.
+ * Revoke the leases behind a place in a stream: the message there was handed
+ * out again, and those behind it must not be finished before it.  The attempts
+ * that end this way do not count.
  */
 void
 outbox_stream_revoke_behind(OutboxStreamScan *scan, const pg_uuid_t *stream,
@@ -568,12 +594,12 @@ outbox_stream_revoke_behind(OutboxStreamScan *scan, const pg_uuid_t *stream,
 	TupleTableSlot *row = outbox_table_new_row(scan->queue);
 	TransactionId writer;
 
-	/* what this call has written may have to be written again */
+	/* rows written by this call may have to be updated again */
 	CommandCounterIncrement();
 	seek_behind(scan, stream, seq);
 	while (next_row(scan))
 	{
-		/* the version that we have just written has an entry, too */
+		/* the version just written has an index entry, too */
 		if (row_seq(scan->slot) == seq)
 			continue;
 		if (line_state(scan) != LINE_LEASED)
@@ -586,13 +612,18 @@ outbox_stream_revoke_behind(OutboxStreamScan *scan, const pg_uuid_t *stream,
 		outbox_row_set(row, Q_WAIVED,
 					   Int32GetDatum(DatumGetInt32(outbox_row_get(scan->slot,
 																  Q_WAIVED)) + 1));
-		/* if it is being changed after all, whoever does so is told */
+
+		/*
+		 * if it is being changed concurrently, that call detects the void
+		 * lease
+		 */
 		(void) outbox_queue_update(scan->queue, scan->slot, row, false, &writer);
+		OUTBOX_TRACE_EVENT("row.revoke", DatumGetInt64(outbox_row_get(row, Q_ID)));
 	}
 	ExecDropSingleTupleTableSlot(row);
 }
 
-/* This message has gone back. */
+/* Remember a message of a stream that has become ready again. */
 void
 outbox_stream_gone_back(OutboxGoneBack *list, TupleTableSlot *message)
 {
@@ -606,7 +637,7 @@ outbox_stream_gone_back(OutboxGoneBack *list, TupleTableSlot *message)
 	list->places[list->n++].seq = seq;
 }
 
-/* Take away the leases behind messages that have gone back. */
+/* Revoke the leases behind the messages that have become ready again. */
 void
 outbox_stream_revoke_all(OutboxTable *queue, OutboxGoneBack *list,
 						 TimestampTz now)
@@ -626,16 +657,16 @@ outbox_stream_revoke_all(OutboxTable *queue, OutboxGoneBack *list,
 /* Settling                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* What the walk for outbox_stream_lease_stands has to find out. */
+/* State of outbox_stream_lease_stands. */
 typedef struct LeaseCheck
 {
 	const pg_uuid_t *owner;
 	OutboxStreamTest settled;
 	void	   *arg;
-	bool		first;			/* nothing is before the message */
+	bool		first;			/* no message is before it */
 } LeaseCheck;
 
-/* Does this row stand in the way of what is behind it? */
+/* Does this row make the leases behind it void? */
 static bool
 row_is_in_the_way(TupleTableSlot *slot, void *arg)
 {
@@ -645,6 +676,10 @@ row_is_in_the_way(TupleTableSlot *slot, void *arg)
 		!check->settled(DatumGetInt64(outbox_row_get(slot, Q_ID)), check->arg);
 }
 
+/*
+ * Walk back from a place: is every row before it leased to the owner, or
+ * settled by the same call?  Sets check->first.
+ */
 static bool
 all_before_is_held(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 				   int64 seq, const OutboxStreamGap *gap, LeaseCheck *check)
@@ -655,8 +690,7 @@ all_before_is_held(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 	while (next_row(scan))
 	{
 		/*
-		 * uncommitted; of one that is being changed, it matters how it was
-		 * before
+		 * uncommitted; if the row is being changed, its old version counts
 		 */
 		if (TransactionIdIsValid(scan->snapshot.xmin))
 		{
@@ -673,10 +707,10 @@ all_before_is_held(OutboxStreamScan *scan, const pg_uuid_t *stream, int64 low,
 }
 
 /*
- * Does the lease of this message stand, as far as its stream goes?  Everything
- * before it must be leased to the same owner, with or without time left.
- * checked_to: up to there that is known already.  Messages that the same call
- * settles are passed over.
+ * Does the lease of this message stand as far as its stream is concerned?
+ * Everything before it must be leased to the same owner, even if these leases
+ * have ended.  That is already known for places up to checked_to.  Messages
+ * that the same call settles are ignored.
  */
 bool
 outbox_stream_lease_stands(OutboxStreamScan *scan, TupleTableSlot *message,
@@ -707,8 +741,8 @@ outbox_stream_lease_stands(OutboxStreamScan *scan, TupleTableSlot *message,
 }
 
 /*
- * A message has ended, and is deleted.  The next one of its stream may be
- * claimable when this transaction has committed.
+ * A message has ended, and is deleted: report the next one of its stream,
+ * which may be claimable when this transaction has committed.
  */
 void
 outbox_stream_ended(OutboxStreamScan *scan, TupleTableSlot *message)
@@ -716,14 +750,14 @@ outbox_stream_ended(OutboxStreamScan *scan, TupleTableSlot *message)
 	Oid			relid = RelationGetRelid(scan->queue->rel);
 	pg_uuid_t	stream = *DatumGetUUIDP(outbox_row_get(message, Q_STREAM_ID));
 	OutboxPlace place;
-	OutboxKey	key;
+	OutboxReadyKey key;
 
 	seek_behind(scan, &stream, row_seq(message));
 	/* if it is leased, its own end will be reported */
 	if (!next_row(scan) || line_state(scan) == LINE_LEASED)
 		return;
 	outbox_queue_place(scan->slot, &place);
-	key = outbox_queue_key(scan->slot);
+	key = outbox_queue_ready_key(scan->slot);
 	if (key.at != DT_NOEND)
 		outbox_lane_note_new(relid, &place, key, key, 1);
 }

@@ -1,6 +1,6 @@
 /*
  * stream.h
- *	  Messages that must be delivered one after the other.
+ *	  Streams: messages that must be delivered in order.
  */
 #ifndef OUTBOX_STREAM_H
 #define OUTBOX_STREAM_H
@@ -15,7 +15,7 @@
 
 #include "table/table.h"
 
-/* A walk along a stream, seeing what is uncommitted. */
+/* A walk along a stream, with a dirty snapshot. */
 typedef struct OutboxStreamScan
 {
 	OutboxTable *queue;
@@ -24,24 +24,24 @@ typedef struct OutboxStreamScan
 	SnapshotData snapshot;
 	ScanKeyData keys[3];
 	ScanDirection direction;
-	bool		has_rest;		/* behind a gap the walk goes on in these
+	bool		has_rest;		/* behind a gap, the walk goes on in these
 								 * places */
 	int64		rest_from;
 	int64		rest_before;
-	pg_uuid_t	stream;			/* at hand */
-	int			ngone;			/* entries passed that are gone */
-	int64		first_seq;		/* of the first row that was there */
-	int			ngone_first;	/* entries passed before it */
-	bool		passed_over;	/* a row was there that does not count */
-	TupleTableSlot *slot;		/* the row at hand */
+	pg_uuid_t	stream;			/* the current one */
+	int			ngone;			/* dead entries passed */
+	int64		first_seq;		/* place of the first row found */
+	int			ngone_first;	/* dead entries passed before it */
+	bool		passed_over;	/* a row was found that does not count */
+	TupleTableSlot *slot;		/* the current row */
 } OutboxStreamScan;
 
-/* May a message be claimed by an owner, as far as its stream goes? */
+/* May an owner claim a message, as far as its stream is concerned? */
 typedef enum OutboxStreamVerdict
 {
 	OUTBOX_STREAM_CLEAR,
-	OUTBOX_STREAM_BLOCKED,		/* by one that waits */
-	OUTBOX_STREAM_HELD,			/* by leases: only their owner may claim it */
+	OUTBOX_STREAM_BLOCKED,		/* a message before it waits */
+	OUTBOX_STREAM_HELD,			/* by leases, whose owner may claim it */
 	OUTBOX_STREAM_UNDECIDED		/* until a transaction has ended */
 } OutboxStreamVerdict;
 
@@ -49,8 +49,9 @@ typedef enum OutboxStreamVerdict
 typedef struct OutboxStreamView
 {
 	OutboxStreamVerdict verdict;
-	bool		first;			/* nothing is */
-	pg_uuid_t	holder;			/* OUTBOX_STREAM_HELD: of the nearest lease */
+	bool		first;			/* nothing */
+	pg_uuid_t	holder;			/* OUTBOX_STREAM_HELD: owner of the nearest
+								 * lease */
 	TransactionId writer;		/* OUTBOX_STREAM_UNDECIDED */
 } OutboxStreamView;
 
@@ -58,9 +59,9 @@ typedef struct OutboxStreamView
 typedef struct OutboxStreamTurn
 {
 	pg_uuid_t	stream;
-	int64		last_seq;		/* the largest place that was ever given out */
-	bool		is_new;			/* the index does not know the stream */
-	bool		is_empty;		/* no message is there */
+	int64		last_seq;		/* the largest place ever assigned */
+	bool		is_new;			/* the index has no entries of the stream */
+	bool		is_empty;		/* it has no messages */
 	bool		waited;
 } OutboxStreamTurn;
 
@@ -71,6 +72,8 @@ extern void outbox_stream_scan_end(OutboxStreamScan *scan);
 extern void outbox_stream_turn_begin(OutboxTable *queue,
 									 const pg_uuid_t *stream,
 									 OutboxStreamTurn *turn);
+extern TransactionId outbox_stream_last_writer(OutboxTable *queue,
+											   const pg_uuid_t *stream);
 extern int64 outbox_stream_turn_next(OutboxStreamTurn *turn, int64 id);
 extern void outbox_stream_turn_end(OutboxTable *queue,
 								   const OutboxStreamTurn *turn);
@@ -90,7 +93,7 @@ extern void outbox_stream_revoke_behind(OutboxStreamScan *scan,
 										const pg_uuid_t *stream, int64 seq,
 										TimestampTz now);
 
-/* Places in streams from which messages have gone back. */
+/* Places in streams of messages that have become ready again. */
 typedef struct OutboxGoneBack
 {
 	int			n;
@@ -107,7 +110,7 @@ extern void outbox_stream_gone_back(OutboxGoneBack *list,
 extern void outbox_stream_revoke_all(OutboxTable *queue, OutboxGoneBack *list,
 									 TimestampTz now);
 
-/* Is this one of the messages that the call at hand settles? */
+/* Returns whether the current call settles this message. */
 typedef bool (*OutboxStreamTest) (int64 id, void *arg);
 
 extern bool outbox_stream_lease_stands(OutboxStreamScan *scan,

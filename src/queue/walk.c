@@ -2,16 +2,16 @@
  * walk.c
  *	  Walking the lanes of the ready index.
  *
- * A walk goes through what lane.c says must be visited, in the order of the
- * keys, with a dirty snapshot: only that can tell what is gone from what is being
- * decided.  It passes by itself what is of no interest - leased, uncommitted - and
- * remembers what the lane must know about it; at the rest it stops, and its user
- * says what became of the message:
+ * A walk visits what lane.c says must be visited, in the order of the keys,
+ * with a dirty snapshot: no other can distinguish what is gone from what is
+ * undecided.  It skips rows that are of no interest - leased, uncommitted -
+ * and records what the lane must know about them; at all others it stops, and
+ * the caller says what became of the message:
  *
  *	outbox_walk_changed		it was leased, moved or removed by us
  *	outbox_walk_blocked		another transaction has locked it
  *	outbox_walk_undecided	another transaction decides whether it is claimable
- *	outbox_walk_passed		whoever makes it claimable will report it
+ *	outbox_walk_passed		the change that makes it claimable will be reported
  *	outbox_walk_left_for	it stays as it is, for one owner
  *	outbox_walk_left		it stays as it is, and the cursor must not pass it
  *
@@ -45,7 +45,7 @@
 #include "util/guc.h"
 #include "util/hash.h"
 
-/* Lanes without memory are looked for among so many at a time. */
+/* Number of lanes to list at a time when looking for those without memory. */
 #define LISTED_AT_A_TIME 16
 
 /* ---------------------------------------------------------------------- */
@@ -55,16 +55,16 @@
 static int
 cmp_range(const void *a, const void *b)
 {
-	return outbox_key_cmp(((const OutboxRange *) a)->lo,
-						  ((const OutboxRange *) b)->lo);
+	return outbox_ready_key_cmp(((const OutboxRange *) a)->lo,
+								((const OutboxRange *) b)->lo);
 }
 
-/* What must be visited, in order and without overlaps. */
+/* List the ranges to visit, in order and without overlaps. */
 static void
 make_ranges(OutboxWalk *walk)
 {
 	OutboxLaneScan *work = &walk->work;
-	OutboxKey	end = {walk->now, PG_INT64_MAX};
+	OutboxReadyKey end = {walk->now, PG_INT64_MAX};
 	int			n = 0;
 	int			kept = 0;
 	OutboxRange *ranges;
@@ -73,7 +73,7 @@ make_ranges(OutboxWalk *walk)
 	for (int i = 0; i < work->nmarks; i++)
 		ranges[n++] = OUTBOX_MAKE(OutboxRange, work->marks[i].record.lo,
 								  work->marks[i].record.hi, false);
-	if (work->scan_main && !outbox_key_lt(end, work->cursor))
+	if (work->scan_main && !outbox_ready_key_lt(end, work->cursor))
 		ranges[n++] = OUTBOX_MAKE(OutboxRange, work->cursor, end, true);
 
 	if (n > 1)
@@ -82,9 +82,9 @@ make_ranges(OutboxWalk *walk)
 	{
 		OutboxRange *last = kept > 0 ? &ranges[kept - 1] : NULL;
 
-		if (last != NULL && !outbox_key_lt(last->hi, ranges[i].lo))
+		if (last != NULL && !outbox_ready_key_lt(last->hi, ranges[i].lo))
 		{
-			last->hi = outbox_key_max(last->hi, ranges[i].hi);
+			last->hi = outbox_ready_key_max(last->hi, ranges[i].hi);
 			last->main |= ranges[i].main;
 		}
 		else
@@ -99,6 +99,7 @@ make_ranges(OutboxWalk *walk)
 /* Index scans                                                            */
 /* ---------------------------------------------------------------------- */
 
+/* Prepare the index scans of a call, on a live table that must be open. */
 void
 outbox_walk_pool_begin(OutboxWalkPool *pool, OutboxTable *queue)
 {
@@ -107,6 +108,7 @@ outbox_walk_pool_begin(OutboxWalkPool *pool, OutboxTable *queue)
 	pool->free = NULL;
 }
 
+/* End the index scans.  All walks must have been ended or put aside. */
 void
 outbox_walk_pool_end(OutboxWalkPool *pool)
 {
@@ -118,6 +120,7 @@ outbox_walk_pool_end(OutboxWalkPool *pool)
 	index_close(pool->index, AccessShareLock);
 }
 
+/* Give the walk an index scan, a free one if there is one. */
 static void
 open_scan(OutboxWalk *walk)
 {
@@ -135,7 +138,7 @@ open_scan(OutboxWalk *walk)
 		InitDirtySnapshot(scan->snapshot);
 		scan->scan = outbox_index_beginscan(pool->queue->rel, pool->index,
 											&scan->snapshot, 3);
-		/* the index alone says when the next message is due */
+		/* the index tuple has the time when the next message is due */
 		scan->scan->xs_want_itup = true;
 	}
 	walk->scan = scan;
@@ -155,11 +158,12 @@ close_scan(OutboxWalk *walk)
 }
 
 /*
- * Position the scan at the first entry of the lane that is >= lo.  Unless it is
- * to find out what comes after, it ends with those that are due until then.
+ * Position the scan at the first entry of the lane that is >= lo.  Unless
+ * open_end is set, which serves to find out what comes next, the scan ends
+ * with those that are due by "until".
  */
 static void
-position(OutboxWalk *walk, OutboxKey lo, TimestampTz until, bool open_end)
+position(OutboxWalk *walk, OutboxReadyKey lo, TimestampTz until, bool open_end)
 {
 	OutboxIndexScan *scan = walk->scan;
 	ScanKey		row = scan->row_keys;
@@ -187,15 +191,15 @@ position(OutboxWalk *walk, OutboxKey lo, TimestampTz until, bool open_end)
 	walk->positioned = true;
 }
 
-/* The key of the index entry that the scan stands on. */
-static OutboxKey
+/* The key of the current index entry. */
+static OutboxReadyKey
 entry_key(OutboxWalk *walk)
 {
 	IndexTuple	entry = walk->scan->scan->xs_itup;
 	TupleDesc	desc = RelationGetDescr(walk->pool->index);
 	bool		isnull;
 
-	return OUTBOX_MAKE(OutboxKey,
+	return OUTBOX_MAKE(OutboxReadyKey,
 					   DatumGetTimestampTz(index_getattr(entry, 2, desc, &isnull)),
 					   DatumGetInt64(index_getattr(entry, 3, desc, &isnull)));
 }
@@ -206,7 +210,7 @@ entry_key(OutboxWalk *walk)
 
 /*
  * Begin to walk along a lane, or a part of one.  False if there is nothing to
- * visit; else the walk must be ended.
+ * visit; otherwise the caller must call outbox_walk_end.
  */
 bool
 outbox_walk_begin(OutboxWalk *walk, Oid relid, const OutboxPlace *place,
@@ -221,14 +225,17 @@ outbox_walk_begin(OutboxWalk *walk, Oid relid, const OutboxPlace *place,
 	return true;
 }
 
-/* Give it the index scans of the call, before the first step. */
+/*
+ * Set the index scans that a walk uses; must precede the first
+ * outbox_walk_next.
+ */
 void
 outbox_walk_open(OutboxWalk *walk, OutboxWalkPool *pool)
 {
 	walk->pool = pool;
 }
 
-/* Whose end decides what becomes of the row just read? */
+/* The transaction whose end decides about the current row. */
 static TransactionId
 deciding_xid(OutboxWalk *walk)
 {
@@ -238,9 +245,9 @@ deciding_xid(OutboxWalk *walk)
 		return walk->scan->snapshot.xmax;
 
 	/*
-	 * What was inserted after a savepoint is there when the whole transaction
-	 * commits, and not before; taken together such rows make one mark.  An
-	 * update may be undone before that.
+	 * For a row inserted after a savepoint, the top-level transaction
+	 * matters, since the row cannot become visible earlier; so such rows
+	 * share one mark.  An update may be undone earlier.
 	 */
 	if (!outbox_row_is_update(walk->slot))
 		return SubTransGetTopmostTransaction(inserter);
@@ -248,8 +255,9 @@ deciding_xid(OutboxWalk *walk)
 }
 
 /*
- * Is the row of this lane?  Tenants have lanes that are hashes, and another's
- * could have the same number; it is visited by other scans.
+ * Does the row belong to this lane?  The lanes of tenants, subscriptions and
+ * priorities are hashes, and that of another one may have the same number;
+ * such rows are visited by other scans.
  */
 static bool
 is_at_place(OutboxWalk *walk)
@@ -257,13 +265,16 @@ is_at_place(OutboxWalk *walk)
 	const OutboxPlace *place = &walk->work.place;
 	OutboxPlace of_row;
 
-	if (slot_attisnull(walk->slot, Q_TENANT_ID))
-		return place->tenant_hash == 0;
+	if (slot_attisnull(walk->slot, Q_TENANT_ID) &&
+		slot_attisnull(walk->slot, Q_SUBSCRIBER) &&
+		slot_attisnull(walk->slot, Q_PRIORITY))
+		return place->tenant_hash == 0 && place->subscriber == 0 &&
+			place->priority == 0;
 	outbox_queue_place(walk->slot, &of_row);
 	return outbox_place_equal(&of_row, place);
 }
 
-/* A message that is leased.  Is it of interest? */
+/* Is this message, which is leased, of interest? */
 static bool
 lease_of_interest(OutboxWalk *walk)
 {
@@ -282,8 +293,8 @@ lease_of_interest(OutboxWalk *walk)
 }
 
 /*
- * Look at the row just read: is it of interest?  If not, remember what the
- * lane must know about it.
+ * Is the current row of interest?  If not, record what the lane must know
+ * about it.
  */
 static bool
 of_interest(OutboxWalk *walk)
@@ -293,7 +304,7 @@ of_interest(OutboxWalk *walk)
 
 	if (!is_at_place(walk))
 		return false;
-	/* a lease that another transaction is changing is still there */
+	/* while another transaction changes a lease, it is still valid */
 	if (TransactionIdIsValid(seen->xmin) ||
 		(TransactionIdIsValid(seen->xmax) && work->kind != OUTBOX_SCAN_LEASES))
 	{
@@ -307,7 +318,7 @@ of_interest(OutboxWalk *walk)
 	return work->kind == OUTBOX_SCAN_CLAIM;
 }
 
-/* The next row of the range we are in; false at its end. */
+/* Fetch the next row of the current range; false at its end. */
 static bool
 next_row(OutboxWalk *walk)
 {
@@ -316,34 +327,34 @@ next_row(OutboxWalk *walk)
 	IndexScanDesc scan = walk->scan->scan;
 
 	if (!walk->positioned)
-		position(walk, outbox_key_max(range->lo, work->passed),
+		position(walk, outbox_ready_key_max(range->lo, work->passed),
 				 Min(range->hi.at, walk->now), range->main);
 	while (index_getnext_tid(scan, ForwardScanDirection) != NULL)
 	{
-		OutboxKey	key = entry_key(walk);
+		OutboxReadyKey key = entry_key(walk);
 
-		if (outbox_key_lt(range->hi, key))
+		if (outbox_ready_key_lt(range->hi, key))
 		{
-			/* whether it is dead does not matter: it is visited at that time */
+			/* it may be dead, but then it is visited in vain at that time */
 			if (range->main)
 				work->next_due = key.at;
 			break;
 		}
-		Assert(!outbox_key_lt(key, range->lo));
-		/* an update that is not HOT leaves a second entry with the same key */
-		Assert(!outbox_key_lt(outbox_key_next(key), work->passed));
+		Assert(!outbox_ready_key_lt(key, range->lo));
+		/* a non-HOT update leaves a second entry with the same key */
+		Assert(!outbox_ready_key_lt(outbox_ready_key_next(key), work->passed));
 		walk->key = work->passed = key;
-		/* of the versions of a row the first one tells all */
+		/* of the versions of a row, the first one is enough */
 		scan->xs_heap_continue = false;
 		if (index_fetch_heap(scan, walk->slot) && of_interest(walk))
 			return true;
-		work->passed = outbox_key_next(key);
+		work->passed = outbox_ready_key_next(key);
 		CHECK_FOR_INTERRUPTS();
 	}
 	return false;
 }
 
-/* Go on to the next message of interest; false when there is none left. */
+/* Advance to the next message of interest; false if there is none left. */
 bool
 outbox_walk_next(OutboxWalk *walk)
 {
@@ -353,15 +364,15 @@ outbox_walk_next(OutboxWalk *walk)
 	for (; walk->range < walk->nranges; walk->range++)
 	{
 		OutboxRange *range = &walk->ranges[walk->range];
-		OutboxKey	end;
+		OutboxReadyKey end;
 
 		if (range->main)
 			work->next_due = DT_NOEND;
 		if (next_row(walk))
 			return true;
 		walk->positioned = false;
-		end = outbox_key_min(range->hi, OUTBOX_MAKE(OutboxKey, walk->now, PG_INT64_MIN));
-		work->passed = outbox_key_max(work->passed, outbox_key_next(end));
+		end = outbox_ready_key_min(range->hi, OUTBOX_MAKE(OutboxReadyKey, walk->now, PG_INT64_MIN));
+		work->passed = outbox_ready_key_max(work->passed, outbox_ready_key_next(end));
 		work->exhausted |= range->main;
 	}
 	close_scan(walk);
@@ -369,9 +380,9 @@ outbox_walk_next(OutboxWalk *walk)
 }
 
 /*
- * Give the index scan back, but remember the place: there are limits to how many
- * pages one session should have pinned.  The next step leads to the same message
- * again, unless it is gone.
+ * Return the index scan to the pool, but remember the position: a session
+ * should pin only so many pages.  The next outbox_walk_next leads to the same
+ * message again, unless it is gone.
  */
 void
 outbox_walk_put_aside(OutboxWalk *walk)
@@ -380,6 +391,10 @@ outbox_walk_put_aside(OutboxWalk *walk)
 	walk->positioned = false;
 }
 
+/*
+ * End a walk: return its index scan, and publish what it has found to the
+ * lane.
+ */
 void
 outbox_walk_end(OutboxWalk *walk)
 {
@@ -389,73 +404,79 @@ outbox_walk_end(OutboxWalk *walk)
 }
 
 /*
- * We have changed or removed the message we stand on.  locked_until: until
- * when it is leased now; 0 if it is not.
+ * The caller has changed or removed the current message.  locked_until is the
+ * end of its lease; 0 if it has none.
  */
 void
 outbox_walk_changed(OutboxWalk *walk, TimestampTz locked_until)
 {
 	OutboxLaneScan *work = &walk->work;
 
-	Assert(outbox_key_cmp(work->passed, walk->key) == 0);
+	Assert(outbox_ready_key_cmp(work->passed, walk->key) == 0);
 	if (!work->tracked && locked_until != 0)
 		outbox_lane_note_lease(work->relid, &work->place, walk->key,
 							   locked_until);
 	else
 		outbox_lane_found_own(work, walk->key, GetCurrentTransactionId(),
 							  locked_until != 0 ? locked_until : DT_NOEND);
-	work->passed = outbox_key_next(walk->key);
+	work->passed = outbox_ready_key_next(walk->key);
 }
 
 /*
- * We could not change it, because "blocker", or one of several transactions, has
- * locked it.
+ * The current message could not be changed, because "blocker", or one of
+ * several transactions, has locked it.
  */
 void
 outbox_walk_blocked(OutboxWalk *walk, TransactionId blocker)
 {
 	outbox_lane_found_locked(&walk->work, walk->key, blocker);
-	walk->work.passed = outbox_key_next(walk->key);
+	walk->work.passed = outbox_ready_key_next(walk->key);
 }
 
-/* Another transaction decides whether it can be claimed. */
+/* Another transaction decides whether the current message can be claimed. */
 void
 outbox_walk_undecided(OutboxWalk *walk, TransactionId writer)
 {
 	outbox_lane_found_undecided(&walk->work, walk->key, writer);
-	walk->work.passed = outbox_key_next(walk->key);
+	walk->work.passed = outbox_ready_key_next(walk->key);
 }
 
-/* We have left it for others. */
+/* The caller has left the current message for others. */
 void
 outbox_walk_left(OutboxWalk *walk)
 {
-	walk->work.limit = outbox_key_min(walk->work.limit, walk->key);
-	walk->work.passed = outbox_key_next(walk->key);
+	walk->work.limit = outbox_ready_key_min(walk->work.limit, walk->key);
+	walk->work.passed = outbox_ready_key_next(walk->key);
 	walk->work.lease_left |=
 		DatumGetInt16(outbox_row_get(walk->slot, Q_STATUS)) == OUTBOX_IN_PROGRESS;
 }
 
-/* It cannot be claimed, and whoever changes that will report it. */
+/*
+ * The current message cannot be claimed, and the change that makes it
+ * claimable will be reported.
+ */
 void
 outbox_walk_passed(OutboxWalk *walk)
 {
-	walk->work.passed = outbox_key_next(walk->key);
+	walk->work.passed = outbox_ready_key_next(walk->key);
 }
 
-/* We have left it for one owner. */
+/*
+ * The caller has left the current message for one owner; "shared": others may
+ * take it, too.
+ */
 void
 outbox_walk_left_for(OutboxWalk *walk, uint64 token, bool shared)
 {
 	outbox_lane_found_part(&walk->work, walk->key, token, shared);
-	walk->work.passed = outbox_key_next(walk->key);
+	walk->work.passed = outbox_ready_key_next(walk->key);
 }
 
 /* ---------------------------------------------------------------------- */
 /* Listing lanes                                                          */
 /* ---------------------------------------------------------------------- */
 
-/* Does this session find lanes by the memory, where there is one? */
+/* Does this session use shared memory to find lanes? */
 bool
 outbox_walk_uses_memory(Oid relid)
 {
@@ -465,7 +486,7 @@ outbox_walk_uses_memory(Oid relid)
 		return false;
 	if (!outbox_table_is_watched(relid, &life))
 	{
-		/* what others know may be wrong as well */
+		/* what other sessions know may be wrong as well */
 		outbox_epoch_raise(relid);
 		return false;
 	}
@@ -474,8 +495,8 @@ outbox_walk_uses_memory(Oid relid)
 }
 
 /*
- * Must lanes be listed before they can be chosen?  Without memory always; else
- * once.
+ * Must lanes be listed before they can be chosen?  Without shared memory
+ * always, otherwise once.
  */
 bool
 outbox_walk_must_list(Oid relid)
@@ -489,8 +510,8 @@ outbox_walk_must_list(Oid relid)
 }
 
 /*
- * When a claim has not found enough: may there be more in lanes that have no place
- * in memory, and were not listed?  A lane that the filter names was looked up.
+ * If a claim has not found enough, may there be more in lanes that have no
+ * memory and were not listed?  A lane that the filter names was looked up.
  */
 bool
 outbox_walk_must_list_all(Oid relid, const OutboxLaneFilter *filter)
@@ -504,7 +525,7 @@ outbox_walk_must_list_all(Oid relid, const OutboxLaneFilter *filter)
 		(filter->tenant_hash == NULL && listing.tenants);
 }
 
-/* Lanes that were found and have no place in memory. */
+/* Lanes found that have no memory. */
 typedef struct LaneList
 {
 	OutboxPlace *places;
@@ -523,8 +544,8 @@ add_place(LaneList *list, const OutboxLaneFilter *filter,
 }
 
 /*
- * Hop along the index from lane to lane, and give each a place in memory.  A lane
- * of which all rows are gone is not seen.  Returns whether the end was reached.
+ * Skip along the index from lane to lane, and give each lane memory.  Lanes
+ * whose rows are all dead are not seen.  Returns whether the end was reached.
  */
 static bool
 hop_along_lanes(OutboxTable *queue, OutboxListing *listing, bool in_memory,
@@ -579,35 +600,52 @@ list_has(const LaneList *list, const OutboxPlace *place)
 	return false;
 }
 
+/* Give memory to one of the lanes that a filter names. */
+static void
+add_named_lane(OutboxListing *listing, const OutboxLaneFilter *filter,
+			   OutboxPlace *place, LaneList *list)
+{
+	outbox_place_set_lane(place);
+	CHECK_FOR_INTERRUPTS();
+	if (!outbox_listing_add(listing, place) && !list_has(list, place))
+		add_place(list, filter, place);
+}
+
 /*
- * Give the lanes that a filter names a place in memory.  While only a few lanes
- * are listed at a time, it could take long until these are among them.  (The
- * lanes of tenants that are not named can only be found by listing.)
+ * Give memory to the lanes that a filter names.  As only a few lanes are
+ * listed at a time, it might take long until these are among them.  (The lanes
+ * of tenants that are not named can only be found by listing.)  Only lanes of
+ * priority 0 are tried, unless a lane of another priority was without memory.
  */
 static void
 add_named_lanes(OutboxListing *listing, const OutboxLaneFilter *filter,
 				LaneList *list)
 {
-	if (filter->namespace_hash == NULL || filter->topic_hashes == NULL)
-		return;
-	for (int i = 0; i < filter->ntopics; i++)
-	{
-		OutboxPlace place;
+	int			nsubscribers = outbox_filter_nsubscribers(filter);
+	int			most = listing->priorities ? OUTBOX_MAX_PRIORITY : 0;
 
-		outbox_place_of_hashes(*filter->namespace_hash, filter->topic_hashes[i],
-							   filter->tenant_hash == NULL ? 0 :
-							   *filter->tenant_hash, &place);
-		CHECK_FOR_INTERRUPTS();
-		if (!outbox_listing_add(listing, &place) && !list_has(list, &place))
-			add_place(list, filter, &place);
+	if (filter->namespace_hash == NULL || filter->topic_hashes == NULL ||
+		filter->any_subscriber)
+		return;
+	for (int i = 0; i < filter->ntopics * nsubscribers; i++)
+	{
+		OutboxPlace place = {
+			.namespace_hash = *filter->namespace_hash,
+			.topic_hash = filter->topic_hashes[i / nsubscribers],
+			.tenant_hash = filter->tenant_hash == NULL ? 0 : *filter->tenant_hash,
+			.subscriber = outbox_filter_subscriber(filter, i % nsubscribers)
+		};
+
+		for (place.priority = -most; place.priority <= most; place.priority++)
+			add_named_lane(listing, filter, &place, list);
 	}
 }
 
 /*
- * List lanes from the index, so that they have a place in memory; if that was
- * done before, and the caller does not want the whole list, only those that the
- * filter names and a few more, of those that have found no place.  Returns those
- * without a place that pass the filter: they must be scanned from their start.
+ * List lanes from the index, so that they get memory; if that was done before,
+ * and the caller does not need the whole list, only those that the filter
+ * names and a few more of those that have no memory.  Returns those without
+ * memory that pass the filter: they must be scanned from their start.
  */
 void
 outbox_walk_list(OutboxTable *queue, const OutboxLaneFilter *filter, bool whole,
@@ -627,7 +665,7 @@ outbox_walk_list(OutboxTable *queue, const OutboxLaneFilter *filter, bool whole,
 	{
 		if (OidIsValid(listing.relid))
 			return;
-		/* there is no memory */
+		/* there is no shared memory */
 		in_memory = false;
 		listing = OUTBOX_MAKE(OutboxListing,.from = PG_INT64_MIN,.whole = true);
 	}
@@ -637,11 +675,11 @@ outbox_walk_list(OutboxTable *queue, const OutboxLaneFilter *filter, bool whole,
 		listing.from = PG_INT64_MIN;
 	}
 	at_end = hop_along_lanes(queue, &listing, in_memory, filter, &list);
-	/* the next listing goes on there, whatever else is added */
+	/* the next listing continues there, whatever else is added */
 	from = listing.from;
 	if (in_memory && !listing.whole)
 		add_named_lanes(&listing, filter, &list);
-	/* what we have moved ourselves may be the last there is in a lane */
+	/* what this transaction has moved may be the only message of a lane */
 	while (in_memory && outbox_lane_next_moved_place(relid, &next, &place))
 		(void) outbox_listing_add(&listing, &place);
 	listing.from = from;

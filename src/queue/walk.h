@@ -20,9 +20,9 @@
 /* A range of keys to visit, both ends included. */
 typedef struct OutboxRange
 {
-	OutboxKey	lo;
-	OutboxKey	hi;
-	bool		main;			/* from the cursor on */
+	OutboxReadyKey lo;
+	OutboxReadyKey hi;
+	bool		main;			/* the range that begins at the cursor */
 } OutboxRange;
 
 /* An index scan, which walks use one after the other. */
@@ -45,8 +45,8 @@ typedef struct OutboxWalkPool
 } OutboxWalkPool;
 
 /*
- * A walk along one lane.  It stands on a message that is of interest, in
- * slot, until the next call of outbox_walk_next.
+ * A walk along one lane.  Its current message is in slot, until the next call
+ * of outbox_walk_next.
  */
 typedef struct OutboxWalk
 {
@@ -58,8 +58,8 @@ typedef struct OutboxWalk
 	OutboxRange *ranges;
 	OutboxIndexScan *scan;		/* NULL when put aside */
 	bool		positioned;
-	TupleTableSlot *slot;		/* that of the scan */
-	OutboxKey	key;			/* of the message it stands on */
+	TupleTableSlot *slot;		/* the slot of the scan */
+	OutboxReadyKey key;			/* of the current message */
 } OutboxWalk;
 
 extern void outbox_walk_pool_begin(OutboxWalkPool *pool, OutboxTable *queue);

@@ -1,24 +1,22 @@
 /*
  * agenda.c
- *	  In which lanes of a live table there is something to do, and when.
+ *	  Which lanes of a live table have something to do, and when.
  *
- * A claim that does not name a single lane must not visit all lanes, or even
- * count them.  So lanes that share a namespace, a topic, a tenant, or several of
- * these are members of a group, and each group has its lanes in which there is
- * something to do, those that were visited longest ago first, in a list of their
- * own.  A claim takes its lanes from the list of the group that it chooses by.
+ * A claim that names no single lane must not visit all lanes, or even count
+ * them.  So lanes that share a namespace, a topic, a tenant, or several of
+ * these are members of a group, and each group has a list of its lanes that
+ * have something to do, least recently visited first.  A claim takes lanes
+ * from the list of the group that it chooses by.  If there are so many that it
+ * takes them in turn, urgent lanes should come first, so they are at the
+ * beginning of the list, in an order of their own.
  *
- * Groups are kept of the kinds that somebody has chosen by since the table's
- * memory was made.  The first to do so makes the groups of that kind for all
- * lanes, which takes some tens of milliseconds for 100,000 of them.
+ * Groups are kept only of the kinds that claims have chosen by since the
+ * table's memory was made.  The first claim to do so makes the groups of that
+ * kind for all lanes, which takes some tens of milliseconds for 100,000 lanes.
  *
- * A lane becomes one with something to do when something is reported, or when
- * the time of its timer has come.  Timers are in one heap for all lanes of the
- * table; another heap has the ends of leases alone.
- *
- * A third thing lanes wait for is the end of a transaction.  Which lanes wait for
- * which transaction is kept in a few chains of blockers; every transaction that
- * ends looks whether it is in them.
+ * A lane gets something to do when something is reported, or when its timer
+ * expires.  Timers are in one heap for all lanes of the table; another heap
+ * has only the ends of leases.
  *
  * The caller must hold the agenda's lock, exclusively to change anything.
  */
@@ -30,23 +28,28 @@
 #include "shmem/agenda.h"
 #include "shmem/lane_memory.h"
 #include "shmem/lane_state.h"
+#include "shmem/sleepers.h"
 #include "shmem/timer.h"
-#include "util/guc.h"
+#include "trace.h"
 #include "util/hash.h"
 
-/* There is no room for this lane. */
+/* One in so many visits of lanes in turn does not begin with urgent lanes. */
+#define OTHERS_FIRST 4
+
+/* Record that there is no memory for this lane. */
 void
 outbox_agenda_miss(OutboxAgenda *agenda, const OutboxPlace *place)
 {
 	agenda->misses++;
 	agenda->tenant_missed |= place->tenant_hash != 0;
+	agenda->priority_missed |= place->priority != 0;
 }
 
 /* ---------------------------------------------------------------------- */
 /* Groups                                                                 */
 /* ---------------------------------------------------------------------- */
 
-/* Which groups does a claim with this filter choose from? */
+/* The kind of groups that a claim with this filter chooses from. */
 int
 outbox_agenda_kind(const OutboxLaneFilter *filter)
 {
@@ -55,7 +58,7 @@ outbox_agenda_kind(const OutboxLaneFilter *filter)
 		(filter->tenant_hash != NULL ? OUTBOX_BY_TENANT : 0);
 }
 
-/* What tells the group of this kind to which a place belongs from others. */
+/* The hash that identifies the group of this kind to which a place belongs. */
 uint64
 outbox_agenda_hash(int kind, const OutboxPlace *place)
 {
@@ -67,10 +70,39 @@ outbox_agenda_hash(int kind, const OutboxPlace *place)
 		hash |= place->topic_hash;
 	if (kind & OUTBOX_BY_TENANT)
 		hash = hash * UINT64CONST(0x9e3779b97f4a7c15) + place->tenant_hash;
+	/* no claim is for the deliveries of all subscriptions */
+	if (place->subscriber != 0)
+		hash = (hash + (uint32) place->subscriber) * UINT64CONST(0xff51afd7ed558ccd);
 	return hash;
 }
 
-/* The group's number; OUTBOX_NIL if there is none, and no room to make it. */
+/* The number of groups of this kind that have all lanes that pass a filter. */
+int
+outbox_filter_ngroups(const OutboxLaneFilter *filter, int kind)
+{
+	return outbox_filter_nsubscribers(filter) *
+		((kind & OUTBOX_BY_TOPIC) != 0 ? filter->ntopics : 1);
+}
+
+/* The hash of one of these groups. */
+uint64
+outbox_filter_group(const OutboxLaneFilter *filter, int kind, int i)
+{
+	OutboxPlace place = {
+		.namespace_hash = filter->namespace_hash != NULL ? *filter->namespace_hash : 0,
+		.tenant_hash = filter->tenant_hash != NULL ? *filter->tenant_hash : 0
+	};
+	int			nsubscribers = outbox_filter_nsubscribers(filter);
+
+	Assert(!filter->any_subscriber);
+	Assert(i < outbox_filter_ngroups(filter, kind));
+	place.subscriber = outbox_filter_subscriber(filter, i % nsubscribers);
+	if ((kind & OUTBOX_BY_TOPIC) != 0)
+		place.topic_hash = filter->topic_hashes[i / nsubscribers];
+	return outbox_agenda_hash(kind, &place);
+}
+
+/* The group's number; OUTBOX_NIL if there is none and it was not made. */
 int
 outbox_agenda_group(OutboxAgenda *agenda, int kind, uint64 hash, bool make)
 {
@@ -81,7 +113,7 @@ outbox_agenda_group(OutboxAgenda *agenda, int kind, uint64 hash, bool make)
 	return group;
 }
 
-/* Remove a group that nobody needs any more. */
+/* Remove a group if it is no longer needed. */
 void
 outbox_agenda_release_group(int group)
 {
@@ -91,14 +123,52 @@ outbox_agenda_release_group(int group)
 		outbox_group_remove(group);
 }
 
-/* Which of a lane's links is for groups of this kind? */
+/* The link of a lane for groups of this kind. */
 static OutboxLink *
 link_of(OutboxLane *lane, int kind)
 {
 	return &lane->links[kind == OUTBOX_BY_TOKEN ? 0 : kind];
 }
 
-/* Put a member into the list of those with something to do, or the other. */
+static bool
+is_urgent(const OutboxLane *lane)
+{
+	return lane->place.priority > 0;
+}
+
+/* The lane behind this one in the due list; the first, behind OUTBOX_NIL. */
+static int
+due_behind(const OutboxGroup *group, int lane)
+{
+	return lane == OUTBOX_NIL ? group->due_first :
+		link_of(outbox_lane_at(lane), group->kind)->next;
+}
+
+/* Put a member into the list of lanes with something to do. */
+static void
+list_due_lane(OutboxGroup *group, int lane)
+{
+	bool		urgent = is_urgent(outbox_lane_at(lane));
+	OutboxLink *link = link_of(outbox_lane_at(lane), group->kind);
+
+	link->prev = urgent ? group->urgent_last : group->due_last;
+	link->next = due_behind(group, link->prev);
+	if (link->prev != OUTBOX_NIL)
+		link_of(outbox_lane_at(link->prev), group->kind)->next = lane;
+	else
+		group->due_first = lane;
+	if (link->next != OUTBOX_NIL)
+		link_of(outbox_lane_at(link->next), group->kind)->prev = lane;
+	else
+		group->due_last = lane;
+	group->ndue++;
+	if (!urgent)
+		return;
+	group->urgent_last = lane;
+	group->nurgent++;
+}
+
+/* Put a member into that list, or into the list of the others. */
 static void
 list_lane(OutboxGroup *group, int lane)
 {
@@ -106,16 +176,7 @@ list_lane(OutboxGroup *group, int lane)
 	OutboxLink *link = link_of(listed, group->kind);
 
 	if (listed->due)
-	{
-		link->next = OUTBOX_NIL;
-		link->prev = group->due_last;
-		if (group->due_last != OUTBOX_NIL)
-			link_of(outbox_lane_at(group->due_last), group->kind)->next = lane;
-		else
-			group->due_first = lane;
-		group->due_last = lane;
-		group->ndue++;
-	}
+		list_due_lane(group, lane);
 	else
 	{
 		link->prev = OUTBOX_NIL;
@@ -126,6 +187,7 @@ list_lane(OutboxGroup *group, int lane)
 	}
 }
 
+/* Remove a member from the list that it is in. */
 static void
 unlist_lane(OutboxGroup *group, int lane)
 {
@@ -144,9 +206,15 @@ unlist_lane(OutboxGroup *group, int lane)
 		group->idle_first = link->next;
 	if (listed->due)
 		group->ndue--;
+	if (listed->due && is_urgent(listed))
+	{
+		if (group->urgent_last == lane)
+			group->urgent_last = link->prev;
+		group->nurgent--;
+	}
 }
 
-/* Make a lane a member of its group of this kind; false if there is no room. */
+/* Make a lane a member of its group of this kind; false without memory. */
 static bool
 join_group(OutboxAgenda *agenda, int lane, int kind)
 {
@@ -174,7 +242,7 @@ leave_group(OutboxLink *link, int lane)
 	outbox_agenda_release_group(group);
 }
 
-/* A new lane becomes a member of its groups; false if there is no room. */
+/* Make a new lane a member of its groups; false if there is no memory. */
 bool
 outbox_agenda_join(OutboxAgenda *agenda, int lane)
 {
@@ -193,12 +261,14 @@ outbox_agenda_join(OutboxAgenda *agenda, int lane)
 	return true;
 }
 
-/* A lane is to be removed, or has not found room everywhere. */
+/* Remove a lane from its groups, before it is removed itself. */
 void
 outbox_agenda_leave(OutboxAgenda *agenda, int lane)
 {
 	OutboxLane *leaving = outbox_lane_at(lane);
 
+	if (leaving->due)
+		OUTBOX_TRACE_CALL("due", leaving, false);
 	for (int i = 0; i < OUTBOX_LANE_KINDS; i++)
 	{
 		if (leaving->links[i].group != OUTBOX_NIL)
@@ -208,7 +278,7 @@ outbox_agenda_leave(OutboxAgenda *agenda, int lane)
 	outbox_timer_set(&agenda->lease_root, OUTBOX_TIMER_LEASE, lane, DT_NOEND);
 }
 
-/* From now on keep groups of this kind; false if there is no room for them. */
+/* Keep groups of this kind from now on; false if there is no memory. */
 bool
 outbox_agenda_keep(OutboxAgenda *agenda, int kind)
 {
@@ -241,6 +311,7 @@ outbox_agenda_keep(OutboxAgenda *agenda, int kind)
 /* What there is to do                                                    */
 /* ---------------------------------------------------------------------- */
 
+/* Move a lane to the other list of all its groups if its state has changed. */
 static void
 set_due(int lane, bool due)
 {
@@ -254,6 +325,7 @@ set_due(int lane, bool due)
 			unlist_lane(outbox_group_at(changed->links[i].group), lane);
 	}
 	changed->due = due;
+	OUTBOX_TRACE_CALL("due", changed, due);
 	for (int i = 0; i < OUTBOX_LANE_KINDS; i++)
 	{
 		if (changed->links[i].group != OUTBOX_NIL)
@@ -261,25 +333,42 @@ set_due(int lane, bool due)
 	}
 }
 
-/* A lane has changed: put it where it belongs now. */
-void
-outbox_agenda_update(OutboxAgenda *agenda, int lane, TimestampTz now)
+/* Update lists and timers after a change of a lane. */
+static void
+place_lane(OutboxAgenda *agenda, int lane, TimestampTz now)
 {
 	OutboxLane *changed = outbox_lane_at(lane);
 	TimestampTz lease;
 	TimestampTz wake;
 
 	Assert(LWLockHeldByMeInMode(&agenda->lock, LW_EXCLUSIVE));
+	OUTBOX_TRACE_STATE(changed);
 	outbox_lane_make_due(changed, now);
 	wake = outbox_lane_next_time(changed, &lease);
 	set_due(lane, outbox_lane_is_visitable(changed, now));
-	/* one that has something to do needs no timer, unless to try again */
+	/* a lane that has something to do needs no timer, except for retries */
 	outbox_timer_set(&agenda->wake_root, OUTBOX_TIMER_WAKE, lane,
 					 changed->due ? changed->recheck_at : wake);
 	outbox_timer_set(&agenda->lease_root, OUTBOX_TIMER_LEASE, lane, lease);
 }
 
-/* A scan visits this lane: others should visit others first. */
+/*
+ * Update lists and timers after a change of a lane.  If its timer has expired but is
+ * cleared now, because there is something to do in any case, a claim is called as if the
+ * timer had fired.
+ */
+void
+outbox_agenda_update(OutboxAgenda *agenda, int lane, TimestampTz now)
+{
+	bool		fires = !outbox_lane_at(lane)->due &&
+	outbox_timer_at(OUTBOX_TIMER_WAKE, lane) <= now;
+
+	place_lane(agenda, lane, now);
+	if (fires && outbox_lane_at(lane)->due)
+		outbox_sleepers_call_lane(agenda, lane, 1);
+}
+
+/* A scan visits this lane: move it to the end, so that others take others. */
 void
 outbox_agenda_rotate(OutboxAgenda *agenda, int lane)
 {
@@ -298,10 +387,7 @@ outbox_agenda_rotate(OutboxAgenda *agenda, int lane)
 	}
 }
 
-/*
- * A lane for which the time has come to have something to do; OUTBOX_NIL if
- * there is none, or none left.
- */
+/* Return a lane whose timer has expired; OUTBOX_NIL if none is left. */
 int
 outbox_agenda_pop(OutboxAgenda *agenda, TimestampTz now)
 {
@@ -317,19 +403,19 @@ outbox_agenda_pop(OutboxAgenda *agenda, TimestampTz now)
 		popped->recheck_at = DT_NOEND;
 		outbox_lane_call(popped);
 	}
-	outbox_agenda_update(agenda, lane, now);
+	place_lane(agenda, lane, now);
 	Assert(popped->due);
 	return lane;
 }
 
-/* When does something in the table become due that is not yet? */
+/* The next time when something in the table becomes due. */
 TimestampTz
 outbox_agenda_next_time(const OutboxAgenda *agenda)
 {
 	return outbox_timer_first(agenda->wake_root, OUTBOX_TIMER_WAKE);
 }
 
-/* When does the first lease end, or has it ended? */
+/* The time when the first lease ends, which may be in the past. */
 TimestampTz
 outbox_agenda_next_lease(const OutboxAgenda *agenda)
 {
@@ -340,9 +426,10 @@ outbox_agenda_next_lease(const OutboxAgenda *agenda)
 /* Choosing lanes                                                         */
 /* ---------------------------------------------------------------------- */
 
-/* Picks being made. */
+/* State of picking lanes. */
 typedef struct Picker
 {
+	OutboxLanePick which;
 	OutboxPick *picks;
 	int			max;
 	int			n;
@@ -365,9 +452,28 @@ pick_lane(Picker *picker, const OutboxLane *lane)
 	pick->busy = lane->nscans[0] > 0 || lane->nscans[1] > 0;
 }
 
+/* The first lane of this kind in a group's list; OUTBOX_NIL if none is. */
+static int
+first_to_pick(const OutboxGroup *group, OutboxLanePick which)
+{
+	if (which == OUTBOX_PICK_OTHERS)
+		return due_behind(group, group->urgent_last);
+	return which == OUTBOX_PICK_URGENT && group->nurgent == 0 ? OUTBOX_NIL :
+		group->due_first;
+}
+
+static int
+number_to_pick(const OutboxGroup *group, OutboxLanePick which)
+{
+	if (which == OUTBOX_PICK_ALL)
+		return group->ndue;
+	return which == OUTBOX_PICK_URGENT ? group->nurgent :
+		group->ndue - group->nurgent;
+}
+
 /*
- * Pick the lanes of a group that are due and pass the filter.  If only_own is
- * not set, then parts that all may visit are picked with their lanes.
+ * Pick the lanes of a group that are due and pass the filter.  Unless only_own
+ * is set, parts that all owners may visit are picked with their lanes.
  */
 static void
 pick_from_group(Picker *picker, int group, const OutboxLaneFilter *filter,
@@ -379,17 +485,20 @@ pick_from_group(Picker *picker, int group, const OutboxLaneFilter *filter,
 	if (group == OUTBOX_NIL)
 		return;
 	have = outbox_group_at(group);
-	for (int lane = have->due_first; lane != OUTBOX_NIL; lane = next)
+	for (int lane = first_to_pick(have, picker->which); lane != OUTBOX_NIL;
+		 lane = next)
 	{
 		OutboxLane *due = outbox_lane_at(lane);
 
-		next = link_of(due, have->kind)->next;
+		next = due_behind(have, lane);
 		if (picker->n == picker->max)
 		{
-			/* how many more there are is not worth looking at each */
-			picker->total += have->ndue;
+			/* estimate how many more there are, rather than check each */
+			picker->total += number_to_pick(have, picker->which);
 			return;
 		}
+		if (picker->which == OUTBOX_PICK_URGENT && !is_urgent(due))
+			return;
 		if (!outbox_place_wanted(filter, &due->place) ||
 			(due->token != 0 && due->shared && !only_own))
 			continue;
@@ -404,41 +513,27 @@ pick_from_group(Picker *picker, int group, const OutboxLaneFilter *filter,
 }
 
 /*
- * Pick the lanes in which there is something to do for a claim by the owner
- * "token", at most "max"; how many.  *total is how many there are, or, if that
- * is more than max, at least that many.  only_own: leave out what other owners
- * are preferred for.
+ * Pick at most "max" lanes that have something to do for a claim by the owner
+ * "token"; returns how many.  *total is set to how many there are; above
+ * max it may be too high.  only_own: leave out what other owners are preferred
+ * for.
  */
 int
 outbox_agenda_pick(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
-				   uint64 token, bool only_own, TimestampTz now,
-				   OutboxPick *picks, int max, int *total)
+				   OutboxLanePick which, uint64 token, bool only_own,
+				   TimestampTz now, OutboxPick *picks, int max, int *total)
 {
-	Picker		picker = {.picks = picks,.max = max,.now = now};
+	Picker		picker = {.which = which,.picks = picks,.max = max,.now = now};
 	int			kind = outbox_agenda_kind(filter);
 
 	if ((agenda->kinds & (1 << kind)) == 0)
-		pick_from_group(&picker, outbox_agenda_group(agenda, 0, 0, false),
+		kind = 0;
+	for (int i = 0; i < outbox_filter_ngroups(filter, kind); i++)
+		pick_from_group(&picker,
+						outbox_agenda_group(agenda, kind,
+											outbox_filter_group(filter, kind, i),
+											false),
 						filter, only_own);
-	else
-	{
-		OutboxPlace place = {
-			.namespace_hash = filter->namespace_hash != NULL ? *filter->namespace_hash : 0,
-			.tenant_hash = filter->tenant_hash != NULL ? *filter->tenant_hash : 0
-		};
-		int			ntopics = filter->topic_hashes != NULL ? filter->ntopics : 1;
-
-		for (int i = 0; i < ntopics; i++)
-		{
-			if (filter->topic_hashes != NULL)
-				place.topic_hash = filter->topic_hashes[i];
-			pick_from_group(&picker,
-							outbox_agenda_group(agenda, kind,
-												outbox_agenda_hash(kind, &place),
-												false),
-							filter, only_own);
-		}
-	}
 	pick_from_group(&picker,
 					outbox_agenda_group(agenda, OUTBOX_BY_TOKEN, token, false),
 					filter, only_own);
@@ -446,7 +541,17 @@ outbox_agenda_pick(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
 	return picker.n;
 }
 
-/* Pick the lanes in which leases end, or have ended, by "until". */
+/*
+ * Should a claim that visits lanes in turn begin with the urgent ones?  One in
+ * OTHERS_FIRST does not, so that the others are not starved.
+ */
+bool
+outbox_agenda_urgent_first(OutboxAgenda *agenda)
+{
+	return ++agenda->turns % OTHERS_FIRST != 0;
+}
+
+/* Pick the lanes that have leases which end by "until"; returns how many. */
 int
 outbox_agenda_pick_leases(OutboxAgenda *agenda, TimestampTz until,
 						  OutboxPick *picks, int max)
@@ -463,12 +568,12 @@ outbox_agenda_pick_leases(OutboxAgenda *agenda, TimestampTz until,
 		if (leased->lease.at <= until)
 			picks[n++] = OUTBOX_MAKE(OutboxPick,.place = leased->place,
 									 .token = leased->token,
-									 .first = OUTBOX_KEY_MIN);
+									 .first = OUTBOX_READY_KEY_MIN);
 	}
 	return n;
 }
 
-/* Is something due in a group, in a lane whose topic is not paused? */
+/* Does a group have something due in a lane whose topic is not paused? */
 static bool
 group_is_due(const OutboxGroup *have, const OutboxTopicKeys *paused)
 {
@@ -485,6 +590,7 @@ group_is_due(const OutboxGroup *have, const OutboxTopicKeys *paused)
 	return false;
 }
 
+/* outbox_agenda_time_of for one group. */
 static TimestampTz
 group_time(int group, const OutboxTopicKeys *paused)
 {
@@ -508,10 +614,10 @@ group_time(int group, const OutboxTopicKeys *paused)
 }
 
 /*
- * When does something become due in the lanes of these topics, or in any if
- * there are none in the filter?  DT_NOBEGIN if something is due now.  What is
- * due in paused topics does not count; what will be may count.  Reads all lanes
- * of the topics, and those that are due if anything is paused.
+ * The time when something becomes due in the lanes of these topics, or in any
+ * lane if the filter has none.  DT_NOBEGIN if something is due now.  What is
+ * due in paused topics does not count; what will become due there may count.
+ * Reads all lanes of the topics, and those that are due if anything is paused.
  */
 TimestampTz
 outbox_agenda_time_of(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
@@ -521,7 +627,7 @@ outbox_agenda_time_of(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
 	TimestampTz first = DT_NOEND;
 
 	Assert(filter->tenant_hash == NULL);
-	if (filter->topic_hashes == NULL)
+	if (filter->topic_hashes == NULL && filter->subscribers == NULL)
 	{
 		int			all = outbox_agenda_group(agenda, 0, 0, false);
 
@@ -530,179 +636,10 @@ outbox_agenda_time_of(OutboxAgenda *agenda, const OutboxLaneFilter *filter,
 	}
 	if (!outbox_agenda_keep(agenda, kind))
 		return DT_NOBEGIN;
-	for (int i = 0; i < filter->ntopics; i++)
-	{
-		OutboxPlace place = {
-			.namespace_hash = filter->namespace_hash != NULL ? *filter->namespace_hash : 0,
-			.topic_hash = filter->topic_hashes[i]
-		};
-
+	for (int i = 0; i < outbox_filter_ngroups(filter, kind); i++)
 		first = Min(first,
 					group_time(outbox_agenda_group(agenda, kind,
-												   outbox_agenda_hash(kind, &place),
+												   outbox_filter_group(filter, kind, i),
 												   false), paused));
-	}
 	return first;
-}
-
-/* ---------------------------------------------------------------------- */
-/* Lanes that wait for transactions                                       */
-/* ---------------------------------------------------------------------- */
-
-static int *
-blockers_of(OutboxAgenda *agenda, FullTransactionId xid)
-{
-	return &agenda->blockers[XidFromFullTransactionId(xid) %
-							 OUTBOX_BLOCKER_CHAINS];
-}
-
-/* Nobody will report the end of this transaction; false if there is no room. */
-static bool
-note_silent(OutboxAgenda *agenda, FullTransactionId xid)
-{
-	for (int i = 0; i < agenda->nsilent; i++)
-	{
-		if (FullTransactionIdEquals(agenda->silent[i], xid))
-			return true;
-	}
-	if (agenda->nsilent == OUTBOX_MAX_SILENT)
-		return false;
-	agenda->silent[agenda->nsilent++] = xid;
-	return true;
-}
-
-/* Go from one of these to the next; *next counts up from 0. */
-bool
-outbox_agenda_next_silent(const OutboxAgenda *agenda, int *next,
-						  FullTransactionId *xid)
-{
-	if (*next >= agenda->nsilent)
-		return false;
-	*xid = agenda->silent[(*next)++];
-	return true;
-}
-
-static void
-forget_silent(OutboxAgenda *agenda, FullTransactionId xid)
-{
-	for (int i = 0; i < agenda->nsilent; i++)
-	{
-		if (FullTransactionIdEquals(agenda->silent[i], xid))
-		{
-			agenda->silent[i] = agenda->silent[--agenda->nsilent];
-			return;
-		}
-	}
-}
-
-static bool
-is_blocked(OutboxAgenda *agenda, int lane, FullTransactionId xid)
-{
-	int			looked_at = 0;
-
-	for (int cell = *blockers_of(agenda, xid);
-		 cell != OUTBOX_NIL && looked_at < OUTBOX_MAX_PENDING;
-		 cell = outbox_blocker_at(cell)->next)
-	{
-		const OutboxBlocker *blocker = outbox_blocker_at(cell);
-
-		if (blocker->lane == lane && FullTransactionIdEquals(blocker->xid, xid))
-			return true;
-		looked_at++;
-	}
-	return false;
-}
-
-/* There is no room to note what the lane waits for: look at it again soon. */
-static void
-poll_lane(OutboxLane *lane)
-{
-	outbox_lane_call(lane);
-	lane->recheck_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
-												   outbox_poll_interval);
-}
-
-/*
- * Have a lane called when a transaction, by its topmost id, has ended.  The
- * caller must look afterwards whether it has ended already, and update the lane.
- * Without room for that, the lane is visited again and again.
- */
-void
-outbox_agenda_block(OutboxAgenda *agenda, int lane, FullTransactionId xid,
-					bool silent)
-{
-	int			cell;
-	OutboxBlocker *blocker;
-
-	if (silent && !note_silent(agenda, xid))
-	{
-		poll_lane(outbox_lane_at(lane));
-		return;
-	}
-	if (is_blocked(agenda, lane, xid))
-		return;
-	cell = outbox_cell_new();
-	if (cell == OUTBOX_NIL)
-	{
-		poll_lane(outbox_lane_at(lane));
-		return;
-	}
-	blocker = outbox_blocker_at(cell);
-	blocker->next = *blockers_of(agenda, xid);
-	blocker->lane = lane;
-	blocker->xid = xid;
-	*blockers_of(agenda, xid) = cell;
-	pg_atomic_fetch_add_u32(&agenda->nblockers, 1);
-}
-
-/*
- * Go from lane to lane of those that wait for this transaction, beginning with
- * *cell being OUTBOX_NIL; OUTBOX_NIL at the end.  A lane may have been removed,
- * and another be in its place.
- */
-int
-outbox_agenda_next_blocked(const OutboxAgenda *agenda, FullTransactionId xid,
-						   int *cell)
-{
-	*cell = *cell != OUTBOX_NIL ? outbox_blocker_at(*cell)->next :
-		agenda->blockers[XidFromFullTransactionId(xid) % OUTBOX_BLOCKER_CHAINS];
-	while (*cell != OUTBOX_NIL &&
-		   !FullTransactionIdEquals(outbox_blocker_at(*cell)->xid, xid))
-		*cell = outbox_blocker_at(*cell)->next;
-	return *cell != OUTBOX_NIL ? outbox_blocker_at(*cell)->lane : OUTBOX_NIL;
-}
-
-/* The transaction has ended, and no lane waits for it any more. */
-void
-outbox_agenda_unblock(OutboxAgenda *agenda, FullTransactionId xid)
-{
-	int		   *link = blockers_of(agenda, xid);
-
-	forget_silent(agenda, xid);
-	while (*link != OUTBOX_NIL)
-	{
-		int			cell = *link;
-
-		if (!FullTransactionIdEquals(outbox_blocker_at(cell)->xid, xid))
-		{
-			link = &outbox_blocker_at(cell)->next;
-			continue;
-		}
-		*link = outbox_blocker_at(cell)->next;
-		outbox_cell_free(cell);
-		pg_atomic_fetch_sub_u32(&agenda->nblockers, 1);
-	}
-}
-
-/* Forget which lanes wait for transactions. */
-void
-outbox_agenda_unblock_all(OutboxAgenda *agenda)
-{
-	for (int i = 0; i < OUTBOX_BLOCKER_CHAINS; i++)
-	{
-		while (agenda->blockers[i] != OUTBOX_NIL)
-			outbox_agenda_unblock(agenda,
-								  outbox_blocker_at(agenda->blockers[i])->xid);
-	}
-	agenda->nsilent = 0;
 }

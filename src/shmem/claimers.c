@@ -1,21 +1,21 @@
 /*
  * claimers.c
- *	  Which sessions have claimed, for whom and from which topics.
+ *	  Which sessions have claimed, for which owners and from which topics.
  *
- * An owner is a UUID that a worker has made up, so a lease does not tell where
- * the worker is.  Each claim that has got something leaves the process, the
- * application and the host of its session here: once under the owner's token, for
- * those who look at leases, and once under each topic, for those who want to know
+ * An owner is a UUID chosen by a worker, so a lease does not say where the
+ * worker is.  Each claim that gets messages records the process, the
+ * application and the host of its session here: once under the owner's token,
+ * for views that show leases, and once under each topic, for views that show
  * when a topic was last claimed from.
  *
- * Both are tables of fixed size, in which an entry replaces another whose hash is
- * the same; nothing depends on them.  They are written by the claim, before it is
- * known whether its transaction commits, and never cleaned: a token is compared,
- * and a claim that was rolled back was a claim.
+ * Both are tables of fixed size, in which an entry replaces another with the
+ * same hash; correctness does not depend on them.  They are written by the
+ * claim, before its transaction commits, and never cleaned up: readers compare
+ * the token, and a claim that was rolled back counts as a claim.
  *
- * An entry is written and read under its spinlock.  What was written a moment ago
- * is not written again, so sessions that claim from one topic do not wait for each
- * other.
+ * An entry is protected by its spinlock.  An entry that was written a moment
+ * ago is not written again, so sessions that claim from one topic do not
+ * contend for it.
  */
 #include "postgres.h"
 
@@ -33,10 +33,10 @@
 #include "shmem/shmem.h"
 #include "util/hash.h"
 
-/* One part in this many of the memory for lanes is added for this. */
+/* The tables use this fraction of the memory for lanes, in addition to it. */
 #define BUDGET_PART 64
 
-/* How old an entry must be to be written again by the same session, or any. */
+/* How old an entry must be to be written again by its session, or by any. */
 #define OWNER_USECS (INT64CONST(1000) * 1000)
 #define TOPIC_USECS (INT64CONST(10) * 1000)
 
@@ -58,6 +58,7 @@ topics_offset(Size budget)
 					sizeof(OutboxOwnerClaim));
 }
 
+/* The size of the tables, for a budget of so much memory for lanes. */
 Size
 outbox_claimers_size(Size budget)
 {
@@ -71,7 +72,7 @@ topic_places(OutboxClaimers *claimers)
 	return (OutboxTopicClaim *) ((char *) claimers + claimers->topics);
 }
 
-/* While the block of shared memory is made. */
+/* Initialize the tables, when the block of shared memory is created. */
 void
 outbox_claimers_init(OutboxClaimers *claimers, Size budget)
 {
@@ -89,7 +90,7 @@ outbox_claimers_init(OutboxClaimers *claimers, Size budget)
 /* Writing                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* As much of a name as fits, with a zero at the end. */
+/* Copy as much of a name as fits, zero-terminated, at a character boundary. */
 void
 outbox_claimers_clip(char *name, Size size, const text *value)
 {
@@ -101,7 +102,7 @@ outbox_claimers_clip(char *name, Size size, const text *value)
 	name[len] = '\0';
 }
 
-/* Where this session's client is, in numbers; empty if there is no client. */
+/* The numeric address of this session's client; empty if there is none. */
 static const char *
 client_host(void)
 {
@@ -122,7 +123,7 @@ client_host(void)
 	return host;
 }
 
-/* This session. */
+/* Describe this session. */
 static void
 describe_session(OutboxClaimer *claimer, TimestampTz now)
 {
@@ -133,7 +134,7 @@ describe_session(OutboxClaimer *claimer, TimestampTz now)
 	strlcpy(claimer->host, client_host(), sizeof(claimer->host));
 }
 
-/* This session has leased messages to the owner. */
+/* Record that this session has leased messages to the owner. */
 void
 outbox_claimers_note_owner(const pg_uuid_t *owner, TimestampTz now)
 {
@@ -157,10 +158,13 @@ outbox_claimers_note_owner(const pg_uuid_t *owner, TimestampTz now)
 	SpinLockRelease(&claim->mutex);
 }
 
-/* This session has leased messages of the topic, whose hash is given. */
+/*
+ * Record that this session has leased messages of the topic or subscription
+ * with this hash.
+ */
 void
-outbox_claimers_note_topic(const text *namespace, const text *topic, uint64 hash,
-						   TimestampTz now)
+outbox_claimers_note_topic(const text *namespace, const text *name,
+						   bool is_subscription, uint64 hash, TimestampTz now)
 {
 	OutboxClaimers *claimers = outbox_shmem_claimers();
 	OutboxTopicClaim *claim;
@@ -170,19 +174,20 @@ outbox_claimers_note_topic(const text *namespace, const text *topic, uint64 hash
 	if (claimers == NULL)
 		return;
 	claim = &topic_places(claimers)[hash % claimers->ntopics];
-	/* looked at without the lock: at worst it is written, or not, by mistake */
+	/* read without the lock: at worst, the decision to write is wrong */
 	same = claim->hash == hash && claim->dbid == MyDatabaseId;
 	if (same && claim->claimer.at > now - TOPIC_USECS)
 		return;
 	describe_session(&new.claimer, now);
 	outbox_claimers_clip(new.namespace, sizeof(new.namespace), namespace);
-	outbox_claimers_clip(new.topic, sizeof(new.topic), topic);
+	outbox_claimers_clip(new.name, sizeof(new.name), name);
 	SpinLockAcquire(&claim->mutex);
 	claim->dbid = MyDatabaseId;
 	claim->hash = hash;
 	claim->claimer = new.claimer;
 	memcpy(claim->namespace, new.namespace, sizeof(claim->namespace));
-	memcpy(claim->topic, new.topic, sizeof(claim->topic));
+	claim->is_subscription = is_subscription;
+	memcpy(claim->name, new.name, sizeof(claim->name));
 	SpinLockRelease(&claim->mutex);
 }
 
@@ -190,6 +195,7 @@ outbox_claimers_note_topic(const text *namespace, const text *topic, uint64 hash
 /* Reading                                                                */
 /* ---------------------------------------------------------------------- */
 
+/* The number of entries for owners; 0 if there is no shared memory. */
 int
 outbox_claimers_owner_places(void)
 {
@@ -198,6 +204,7 @@ outbox_claimers_owner_places(void)
 	return claimers == NULL ? 0 : claimers->nowners;
 }
 
+/* The number of entries for topics; 0 if there is no shared memory. */
 int
 outbox_claimers_topic_places(void)
 {
@@ -206,7 +213,7 @@ outbox_claimers_topic_places(void)
 	return claimers == NULL ? 0 : claimers->ntopics;
 }
 
-/* Copy an entry; false if it is none, or another database's. */
+/* Copy an entry for an owner; false if it is unused, or another database's. */
 bool
 outbox_claimers_read_owner(int place, OutboxOwnerClaim *claim)
 {
@@ -220,6 +227,7 @@ outbox_claimers_read_owner(int place, OutboxOwnerClaim *claim)
 	return claim->claimer.pid != 0 && claim->dbid == MyDatabaseId;
 }
 
+/* Copy an entry for a topic; false if it is unused, or another database's. */
 bool
 outbox_claimers_read_topic(int place, OutboxTopicClaim *claim)
 {

@@ -1,6 +1,6 @@
 /*
  * claimers.h
- *	  Which sessions have claimed, for whom and from which topics.
+ *	  Which sessions have claimed, for which owners and from which topics.
  */
 #ifndef OUTBOX_CLAIMERS_H
 #define OUTBOX_CLAIMERS_H
@@ -13,7 +13,7 @@
 
 #define OUTBOX_HOST_SIZE 64
 
-/* Names of topics and namespaces are clipped to what fits. */
+/* Names of topics and namespaces are truncated to this size. */
 #define OUTBOX_CLAIMED_NAME_SIZE 128
 
 /* A session that has claimed, and when. */
@@ -34,7 +34,7 @@ typedef struct OutboxOwnerClaim
 	OutboxClaimer claimer;
 } OutboxOwnerClaim;
 
-/* The last claim from a topic of the queue. */
+/* The last claim from a topic of the queue, or from a subscription. */
 typedef struct OutboxTopicClaim
 {
 	slock_t		mutex;
@@ -42,10 +42,11 @@ typedef struct OutboxTopicClaim
 	uint64		hash;
 	OutboxClaimer claimer;
 	char		namespace[OUTBOX_CLAIMED_NAME_SIZE];
-	char		topic[OUTBOX_CLAIMED_NAME_SIZE];
+	bool		is_subscription;
+	char		name[OUTBOX_CLAIMED_NAME_SIZE]; /* the topic, or subscription */
 } OutboxTopicClaim;
 
-/* The two tables.  Their places are in the block of shared memory. */
+/* The two tables, in the block of shared memory. */
 typedef struct OutboxClaimers
 {
 	int			nowners;
@@ -59,8 +60,9 @@ extern void outbox_claimers_init(OutboxClaimers *claimers, Size budget);
 
 extern void outbox_claimers_clip(char *name, Size size, const text *value);
 extern void outbox_claimers_note_owner(const pg_uuid_t *owner, TimestampTz now);
-extern void outbox_claimers_note_topic(const text *namespace, const text *topic,
-									   uint64 hash, TimestampTz now);
+extern void outbox_claimers_note_topic(const text *namespace, const text *name,
+									   bool is_subscription, uint64 hash,
+									   TimestampTz now);
 
 extern int	outbox_claimers_owner_places(void);
 extern int	outbox_claimers_topic_places(void);

@@ -1,22 +1,22 @@
 /*
  * directory.c
- *	  Which agenda belongs to which live table, and what can be forgotten.
+ *	  Which agenda belongs to which live table, and what can be evicted.
  *
- * Each live table of each database has an agenda while it is in use.  What an
- * agenda knows was learnt under an epoch of the table (epoch.c), and in a life of
- * the database and of the table; when one of them is another, all is forgotten.
- * The life of a database is the transaction that has written its row in
- * pg_database: another database can get the same OID, and its tables too, if it
- * is a copy.  The life of a table changes with the triggers that report what plain
- * SQL does to it (table.c).
+ * Each live table of each database has an agenda while it is in use.  The
+ * contents of an agenda are valid for one epoch of the table (epoch.c), and
+ * for one life of the database and of the table; when one of them changes,
+ * everything is forgotten.  The life of a database is the transaction that has
+ * written its row in pg_database: another database can get the same OID, and
+ * its tables too, if it is a copy.  The life of a table changes with the
+ * triggers that report what plain SQL does to it (table.c).
  *
- * When there is no room for another lane, lanes in which there is nothing are
- * removed, those first that were not used since the hand of the clock last came
- * by.  If there are none, lanes go that were not used for a minute, with all that
- * is known of them: their agenda then knows that it does not have all lanes.
+ * When there is no memory for another lane, empty lanes are evicted, by a
+ * clock sweep.  If there are none, lanes that were not used for a minute are
+ * evicted with their contents: their agenda then knows that it does not have
+ * all lanes.
  *
- * Locks: the directory's, then one agenda's.  To remove lanes of another agenda,
- * no lock may be held before.
+ * Locks: the directory's, then one agenda's.  To evict lanes of another
+ * agenda, no lock may be held before.
  */
 #include "postgres.h"
 
@@ -29,32 +29,34 @@
 
 #include "outbox.h"
 #include "shmem/agenda.h"
+#include "shmem/blocker.h"
 #include "shmem/directory.h"
 #include "shmem/epoch.h"
 #include "shmem/lane_memory.h"
 #include "shmem/lane_publish.h"
 #include "shmem/lane_state.h"
 #include "shmem/shmem.h"
-#include "shmem/waiters.h"
+#include "shmem/sleepers.h"
+#include "trace.h"
 #include "util/guc.h"
 #include "util/hash.h"
 
-/* A lane that still has something in it can be removed after this time. */
+/* A lane that is not empty can be evicted after this time. */
 #define UNUSED_MS (60 * 1000)
 
-/* Lanes that are looked at to find some that can be removed. */
+/* Lanes to examine, and to evict, in one attempt to make room. */
 #define LOOKS_FOR_ROOM 1024
 #define ROOM_TO_MAKE 64
 
-/* When none were found, how soon to look again. */
+/* If none could be evicted, when to try again. */
 #define NO_ROOM_MS 100
 
 #define CACHE_SIZE 8
 
-/* Of a table whose triggers this backend has not looked at. */
+/* Life of a table whose triggers this backend has not checked. */
 #define UNKNOWN_LIFE 0
 
-/* Where this backend has last found agendas, and the lives of their tables. */
+/* Where this backend last found agendas, and the lives of their tables. */
 typedef struct KnownAgenda
 {
 	Oid			relid;
@@ -68,7 +70,7 @@ static int	next_known = 0;
 /* The life of this database, as this backend last saw it. */
 static TransactionId life = InvalidTransactionId;
 
-/* While the block of shared memory is made. */
+/* Initialize the directory, when the block of shared memory is created. */
 void
 outbox_directory_init(OutboxDirectory *directory, int tranche)
 {
@@ -81,7 +83,7 @@ outbox_directory_init(OutboxDirectory *directory, int tranche)
 		LWLockInitialize(&agenda->lock, tranche);
 		agenda->number = i + 1;
 		pg_atomic_init_u32(&agenda->nblockers, 0);
-		pg_atomic_init_u32(&agenda->nwaiters, 0);
+		pg_atomic_init_u32(&agenda->nsleepers, 0);
 	}
 }
 
@@ -93,6 +95,7 @@ get_directory(void)
 	return shared == NULL ? NULL : &shared->directory;
 }
 
+/* The agenda that has this number. */
 OutboxAgenda *
 outbox_agenda_by_number(int number)
 {
@@ -104,7 +107,7 @@ outbox_agenda_by_number(int number)
 /* Forgetting                                                             */
 /* ---------------------------------------------------------------------- */
 
-/* Take a part off the list that its lane has of those that all may visit. */
+/* Remove a part from its lane's list of parts that all owners may visit. */
 static void
 unlist_part(OutboxAgenda *agenda, int part)
 {
@@ -131,7 +134,7 @@ unlist_part(OutboxAgenda *agenda, int part)
 		outbox_lane_at(removed->shared_next)->shared_prev = removed->shared_prev;
 }
 
-/* From now on all may visit this part of the lane. */
+/* Let all owners visit this part of the lane. */
 void
 outbox_lane_share_part(OutboxAgenda *agenda, int lane, int part)
 {
@@ -148,7 +151,7 @@ outbox_lane_share_part(OutboxAgenda *agenda, int lane, int part)
 	agenda->first_shared = part;
 }
 
-/* Remove a lane, with all that is known of it. */
+/* Remove a lane, with its contents. */
 void
 outbox_lane_drop(OutboxAgenda *agenda, int lane)
 {
@@ -169,7 +172,7 @@ outbox_lane_drop(OutboxAgenda *agenda, int lane)
 	outbox_lane_remove(lane);
 }
 
-/* Forget all that is known of a table; whoever waits looks again. */
+/* Forget everything about a table, and call all waiting claims. */
 static void
 reset_agenda(OutboxAgenda *agenda)
 {
@@ -181,11 +184,11 @@ reset_agenda(OutboxAgenda *agenda)
 	Assert(agenda->nlanes == 0);
 	agenda->resets++;
 	agenda->misses = 0;
-	agenda->tenant_missed = false;
+	agenda->tenant_missed = agenda->priority_missed = false;
 	agenda->expired_to = agenda->expired_seen = DT_NOBEGIN;
 	agenda->listed = false;
 	agenda->round_from = PG_INT64_MIN;
-	outbox_waiters_call_all(agenda, false);
+	outbox_sleepers_call_all(agenda, false);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -205,8 +208,8 @@ find_agenda(OutboxDirectory *directory, Oid relid)
 }
 
 /*
- * Find the table's agenda, making it of one that is free, or else of the one
- * that was not used for longest.  NULL if claims wait in all of them.
+ * Find the table's agenda, or make it from one that is free, or else from the
+ * least recently used one.  NULL if claims wait in all of them.
  */
 static OutboxAgenda *
 make_agenda(OutboxDirectory *directory, Oid relid)
@@ -230,7 +233,7 @@ make_agenda(OutboxDirectory *directory, Oid relid)
 	{
 		OutboxAgenda *used = &directory->agendas[i];
 
-		if (pg_atomic_read_u32(&used->nwaiters) == 0 &&
+		if (pg_atomic_read_u32(&used->nsleepers) == 0 &&
 			(agenda == NULL || used->used_at < agenda->used_at))
 			agenda = used;
 	}
@@ -238,7 +241,7 @@ make_agenda(OutboxDirectory *directory, Oid relid)
 		(agenda->relid != relid || agenda->dbid != MyDatabaseId))
 	{
 		LWLockAcquire(&agenda->lock, LW_EXCLUSIVE);
-		if (agenda->first_waiter != OUTBOX_NIL)
+		if (agenda->first_sleeper != OUTBOX_NIL)
 		{
 			LWLockRelease(&agenda->lock);
 			agenda = NULL;
@@ -260,9 +263,9 @@ make_agenda(OutboxDirectory *directory, Oid relid)
 }
 
 /*
- * What this backend knows of a table.  No table displaces another one that is in
- * use: a database has four of them, and a life that is forgotten makes the agenda
- * look out of date.
+ * This backend's entry for a table.  There is room for all tables in use,
+ * since a database has four of them; losing the life of one would make its
+ * agenda look out of date.
  */
 static KnownAgenda *
 known_agenda(Oid relid)
@@ -281,7 +284,7 @@ known_agenda(Oid relid)
 	return known;
 }
 
-/* Find the table's agenda and lock it; NULL if there is none to be had. */
+/* Find the table's agenda and lock it; NULL if that is not possible. */
 static OutboxAgenda *
 lock_agenda(Oid relid, LWLockMode mode)
 {
@@ -311,7 +314,7 @@ lock_agenda(Oid relid, LWLockMode mode)
 	}
 }
 
-/* Read the life of this database anew. */
+/* Read the life of this database again. */
 static void
 read_life(void)
 {
@@ -326,8 +329,8 @@ read_life(void)
 }
 
 /*
- * Before anything is reported at the end of the transaction, where no catalog
- * can be read.
+ * Prepare for reports at the end of the transaction, when no catalog can be
+ * read.
  */
 void
 outbox_directory_prepare(void)
@@ -336,7 +339,7 @@ outbox_directory_prepare(void)
 		read_life();
 }
 
-/* The life of this table, as this backend sees it now. */
+/* Set the life of a table, as this backend sees it now. */
 void
 outbox_directory_set_life(Oid relid, uint64 table_life)
 {
@@ -344,9 +347,9 @@ outbox_directory_set_life(Oid relid, uint64 table_life)
 }
 
 /*
- * Was what the agenda knows learnt in the lives and the epoch of now?  A backend
- * that has not looked at the table's triggers cannot tell about the table's life,
- * so it leaves that to those that have.
+ * Do the lives and the epoch of the agenda match the present ones?  A backend
+ * that has not checked the table's triggers does not know the table's life, so
+ * it leaves that to those that do.
  */
 static bool
 is_up_to_date(const OutboxAgenda *agenda)
@@ -359,8 +362,9 @@ is_up_to_date(const OutboxAgenda *agenda)
 }
 
 /*
- * Lock the agenda of a table to use what it knows; what is out of date is
- * forgotten before.  NULL if there is no shared memory, or no room in it.
+ * Lock the agenda of a table to use its contents; if they are out of date,
+ * they are forgotten first.  NULL if there is no shared memory, or no room in
+ * it.
  */
 OutboxAgenda *
 outbox_agenda_lock(Oid relid, LWLockMode mode)
@@ -374,7 +378,7 @@ outbox_agenda_lock(Oid relid, LWLockMode mode)
 		return agenda;
 	LWLockRelease(&agenda->lock);
 
-	/* it may be we who are out of date */
+	/* what is out of date may be our own information */
 	read_life();
 	agenda = lock_agenda(relid, LW_EXCLUSIVE);
 	if (agenda != NULL && !is_up_to_date(agenda))
@@ -390,8 +394,7 @@ outbox_agenda_lock(Oid relid, LWLockMode mode)
 
 /*
  * Lock the agenda of a table to report what was written, also at the end of a
- * transaction.  If what the agenda knows is out of date it does no harm to add
- * to it.
+ * transaction.  Adding to contents that are out of date does no harm.
  */
 OutboxAgenda *
 outbox_agenda_lock_to_report(Oid relid)
@@ -399,7 +402,7 @@ outbox_agenda_lock_to_report(Oid relid)
 	return lock_agenda(relid, LW_EXCLUSIVE);
 }
 
-/* Has every lane with messages been found room? */
+/* Do all lanes with messages have memory? */
 bool
 outbox_agenda_is_complete(const OutboxAgenda *agenda)
 {
@@ -411,9 +414,9 @@ outbox_agenda_is_complete(const OutboxAgenda *agenda)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Must lanes be listed from the index?  All of them, if the table was not listed
- * since its memory was made: then *whole is set.  If not every lane has found
- * room since, a few, from where the last listing has stopped.
+ * Must lanes be listed from the index?  If the table was not listed since its
+ * memory was made, all of them, and listing->whole is set.  If some lanes have
+ * no memory, a few, from where the last listing has stopped.
  */
 bool
 outbox_listing_begin(Oid relid, OutboxListing *listing)
@@ -430,12 +433,13 @@ outbox_listing_begin(Oid relid, OutboxListing *listing)
 	listing->whole = !agenda->listed;
 	listing->misses = agenda->misses;
 	listing->tenants = !agenda->listed || agenda->tenant_missed;
+	listing->priorities = !agenda->listed || agenda->priority_missed;
 	listing->from = listing->whole ? PG_INT64_MIN : agenda->round_from;
 	LWLockRelease(&agenda->lock);
 	return wanted;
 }
 
-/* A lane was found in the index; false if there is no room for it. */
+/* Add a lane found in the index; false if there is no memory for it. */
 bool
 outbox_listing_add(OutboxListing *listing, const OutboxPlace *place)
 {
@@ -460,10 +464,11 @@ outbox_listing_add(OutboxListing *listing, const OutboxPlace *place)
 	}
 	listing->missed |= !found;
 	listing->tenant_missed |= !found && place->tenant_hash != 0;
+	listing->priority_missed |= !found && place->priority != 0;
 	return found;
 }
 
-/* The listing stops; at the end of the index, or before. */
+/* End a listing, at the end of the index or before. */
 void
 outbox_listing_end(OutboxListing *listing, bool at_end)
 {
@@ -476,6 +481,7 @@ outbox_listing_end(OutboxListing *listing, bool at_end)
 		if (listing->missed)
 			agenda->misses++;
 		agenda->tenant_missed |= listing->tenant_missed;
+		agenda->priority_missed |= listing->priority_missed;
 		if (listing->whole && at_end)
 		{
 			agenda->listed = true;
@@ -491,10 +497,10 @@ outbox_listing_end(OutboxListing *listing, bool at_end)
 }
 
 /*
- * When does something become due in the lanes of these topics (or in all), but for
- * the paused ones?  DT_NOBEGIN if something is due now.  *silent: it can be earlier,
- * since there are prepared transactions, of whose end nobody tells.  False if that
- * is not known.
+ * The time when something becomes due in the lanes of these topics (or in
+ * all), except for paused ones.  DT_NOBEGIN if something is due now.  *silent
+ * is set if it may be earlier, because of prepared transactions, whose end is
+ * not reported.  Returns false if the time is not known.
  */
 bool
 outbox_directory_next_due(Oid relid, const OutboxLaneFilter *filter,
@@ -511,7 +517,7 @@ outbox_directory_next_due(Oid relid, const OutboxLaneFilter *filter,
 		return false;
 	outbox_lanes_look_at_silent(agenda);
 	*silent = agenda->nsilent > 0;
-	outbox_waiters_call_due(agenda, GetCurrentTimestamp());
+	outbox_sleepers_call_due(agenda, GetCurrentTimestamp());
 	known = outbox_agenda_is_complete(agenda);
 	if (known)
 		*due = outbox_agenda_time_of(agenda, filter, paused);
@@ -520,8 +526,8 @@ outbox_directory_next_due(Oid relid, const OutboxLaneFilter *filter,
 }
 
 /*
- * Copy what is known of a table, and of its lanes, for people to look at; how many
- * lanes.  -1 if nothing is known.
+ * Copy the agenda of a table and its lanes, for monitoring; returns the number
+ * of lanes, or -1 if there is no agenda.
  */
 int
 outbox_agenda_copy(Oid relid, OutboxAgenda *agenda, OutboxLane **lanes)
@@ -529,7 +535,7 @@ outbox_agenda_copy(Oid relid, OutboxAgenda *agenda, OutboxLane **lanes)
 	int			max = 256;
 	int			n = 0;
 
-	/* they may become more while we make room for them */
+	/* their number may grow while we allocate memory */
 	for (;;)
 	{
 		OutboxAgenda *known;
@@ -552,7 +558,9 @@ outbox_agenda_copy(Oid relid, OutboxAgenda *agenda, OutboxLane **lanes)
 	}
 }
 
-/* When does the first lease in a database end?  DT_NOEND if there is none. */
+/*
+ * The time when the first lease of a database ends; DT_NOEND if there is none.
+ */
 TimestampTz
 outbox_directory_next_lease(Oid dbid)
 {
@@ -576,9 +584,9 @@ outbox_directory_next_lease(Oid dbid)
 }
 
 /*
- * The clock was set back.  What is known of messages stands, for it is in the
- * tables; but a lane that was to be looked at again after a delay, or that has not
- * been used since, would have to wait until the clock is there again.
+ * The clock was set back.  Times of messages remain, since they are in the
+ * tables; but retries after a delay, and times of last use, would otherwise
+ * have to wait until the clock is there again.
  */
 void
 outbox_directory_clock_went_back(TimestampTz now)
@@ -605,15 +613,15 @@ outbox_directory_clock_went_back(TimestampTz now)
 			lane->recheck_at = now;
 			outbox_agenda_update(agenda, at, now);
 		}
-		outbox_waiters_call_due(agenda, now);
+		outbox_sleepers_call_due(agenda, now);
 		LWLockRelease(&agenda->lock);
 	}
 }
 
 /*
- * The lanes of databases that are gone go, too.  "exists" tells of a database
- * whether it is there; one that was made since it was asked only has its lanes
- * scanned once more.
+ * Free the agendas of databases that no longer exist, according to "exists".
+ * If it is wrong about a new database, that one's lanes are only scanned
+ * again.
  */
 void
 outbox_directory_forget_databases(bool (*exists) (Oid dbid, void *arg),
@@ -631,7 +639,7 @@ outbox_directory_forget_databases(bool (*exists) (Oid dbid, void *arg),
 		if (!OidIsValid(agenda->relid) || exists(agenda->dbid, arg))
 			continue;
 		LWLockAcquire(&agenda->lock, LW_EXCLUSIVE);
-		if (agenda->first_waiter == OUTBOX_NIL)
+		if (agenda->first_sleeper == OUTBOX_NIL)
 		{
 			reset_agenda(agenda);
 			agenda->dbid = agenda->relid = InvalidOid;
@@ -646,9 +654,8 @@ outbox_directory_forget_databases(bool (*exists) (Oid dbid, void *arg),
 /* ---------------------------------------------------------------------- */
 
 /*
- * Find a lane, or a part of one, and make it if it is not there.  Nothing is
- * known of a lane that was made, so all of it must be scanned.  OUTBOX_NIL if
- * there is no room.
+ * Find a lane, or a part of one, or make it.  A new lane is empty, so all of
+ * it must be scanned.  OUTBOX_NIL if there is no memory.
  */
 int
 outbox_lane_make(OutboxAgenda *agenda, const OutboxPlace *place, uint64 token,
@@ -666,9 +673,10 @@ outbox_lane_make(OutboxAgenda *agenda, const OutboxPlace *place, uint64 token,
 		return OUTBOX_NIL;
 	made = outbox_lane_at(lane);
 	made->recheck_at = made->ended_at = DT_NOEND;
-	made->cursor = OUTBOX_KEY_MIN;
+	made->cursor = OUTBOX_READY_KEY_MIN;
 	made->next_due = token == 0 ? PG_INT64_MIN : PG_INT64_MAX;
 	made->leases_known = token != 0;
+	OUTBOX_TRACE_LANE("new", made, token);
 	made->used = true;
 	made->used_at = GetCurrentTimestamp();
 	made->store_next = agenda->first_lane;
@@ -686,9 +694,9 @@ outbox_lane_make(OutboxAgenda *agenda, const OutboxPlace *place, uint64 token,
 }
 
 /*
- * These are the owners that may be preferred for messages of this table.  If they
- * are not the same as before, others may be preferred now: what was left for single
- * owners is for all again.
+ * Set the hash of the owners that may be preferred for messages of this table.
+ * If it has changed, other owners may be preferred now: what was left for
+ * single owners is for all again.
  */
 void
 outbox_parts_note_members(Oid relid, uint64 members)
@@ -709,15 +717,18 @@ outbox_parts_note_members(Oid relid, uint64 members)
 		outbox_lane_take_over_marks(outbox_lane_at(lane), outbox_lane_at(part));
 		outbox_lane_drop(agenda, part);
 		outbox_agenda_update(agenda, lane, now);
+		outbox_sleepers_call_lane(agenda, lane, 1);
 	}
 	agenda->members = members;
 	LWLockRelease(&agenda->lock);
 }
 
-/* Can this lane be removed now?  old: even if there is something in it. */
+/* Can this lane be evicted now?  old: even if it is not empty. */
 static bool
 can_go(OutboxLane *lane, bool old, TimestampTz now)
 {
+	if (lane->nduties > 0)
+		return false;
 	if (lane->token != 0 ? !lane->shared : outbox_lane_is_quiet(lane))
 	{
 		if (!lane->used || old)
@@ -730,7 +741,7 @@ can_go(OutboxLane *lane, bool old, TimestampTz now)
 		TimestampDifferenceExceeds(lane->used_at, now, UNUSED_MS);
 }
 
-/* Go on with the hand of the clock; how many lanes were removed. */
+/* Advance the clock sweep; returns how many lanes were evicted. */
 static int
 advance_hand(bool old)
 {
@@ -764,8 +775,8 @@ advance_hand(bool old)
 }
 
 /*
- * Remove lanes that nobody needs, of any table; false if none was found.  No
- * agenda's lock may be held.
+ * Evict unneeded lanes of any table; false if there were none.  The caller
+ * must not hold the lock of an agenda.
  */
 bool
 outbox_lanes_make_room(void)
@@ -773,7 +784,7 @@ outbox_lanes_make_room(void)
 	static TimestampTz not_before = 0;
 	TimestampTz now = GetCurrentTimestamp();
 
-	/* it is further ahead only if the clock was set back */
+	/* it is later than that only if the clock was set back */
 	if (now < not_before &&
 		not_before <= TimestampTzPlusMilliseconds(now, NO_ROOM_MS))
 		return false;

@@ -1,6 +1,6 @@
 /*
  * directory.h
- *	  Which agenda belongs to which live table, and what can be forgotten.
+ *	  Which agenda belongs to which live table, and what can be evicted.
  */
 #ifndef OUTBOX_DIRECTORY_H
 #define OUTBOX_DIRECTORY_H
@@ -11,7 +11,7 @@
 #include "shmem/lane_memory.h"
 #include "util/hash.h"
 
-/* Four for each of 128 databases that are in use at a time. */
+/* Four for each of 128 databases in use at the same time. */
 #ifdef OUTBOX_TINY
 #define OUTBOX_MAX_AGENDAS 5
 #else
@@ -20,21 +20,23 @@
 
 typedef struct OutboxDirectory
 {
-	LWLock		lock;			/* of which agenda is whose */
+	LWLock		lock;			/* which agenda belongs to which table */
 	OutboxAgenda agendas[OUTBOX_MAX_AGENDAS];
 } OutboxDirectory;
 
-/* Lanes being listed from the index. */
+/* State of listing lanes from the index. */
 typedef struct OutboxListing
 {
 	Oid			relid;
 	uint32		resets;
 	uint32		misses;
 	bool		whole;			/* all lanes, not a few */
-	bool		missed;			/* a lane has found no room */
-	bool		tenant_missed;	/* and was one of a tenant */
-	bool		tenants;		/* lanes of tenants may have no room */
-	int64		from;			/* it goes on behind this lane */
+	bool		missed;			/* there was no memory for a lane */
+	bool		tenant_missed;	/* for one of a tenant */
+	bool		priority_missed;	/* for one of a priority */
+	bool		tenants;		/* lanes of tenants may have no memory */
+	bool		priorities;		/* lanes of priorities may have none */
+	int64		from;			/* continue behind this lane */
 } OutboxListing;
 
 extern void outbox_directory_init(OutboxDirectory *directory, int tranche);

@@ -1,25 +1,27 @@
 /*
  * epoch.c
- *	  What all versions of the library agree on: whether memory can be trusted.
+ *	  Whether shared memory can be trusted; shared by all versions of the
+ *	  library.
  *
- * What shared memory knows of a live table is true only as long as everybody who
- * writes the table reports it there.  Four kinds of writers do not: sessions that
- * could not map the memory, sessions with another version of the library, which
- * has a memory of its own or none, sessions in which the triggers on the table
- * do not fire, and TRUNCATE.  So each table has an epoch.  Whoever has written a
- * table without reporting it, or notices that somebody may have, raises the
- * epoch; and whoever uses the memory compares the epoch with that under which
- * the memory was filled, and forgets everything if they differ.
+ * The contents of shared memory about a live table are valid only as long as
+ * all writers of the table report their changes there.  Four kinds of writers
+ * do not: sessions that could not map the memory, sessions with another
+ * version of the library, which has memory of its own or none, sessions in
+ * which the triggers on the table do not fire, and TRUNCATE.  So each table
+ * has an epoch.  A session that has written a table without reporting it, or
+ * detects that another one may have, raises the epoch; and a session that uses
+ * the memory compares the epoch with that of the memory's contents, and
+ * discards these if they differ.
  *
- * The epochs are in a small struct in the server's main shared memory, the name
- * and the layout of which never change.  A table's epoch is found by a hash, and
- * tables that share one cost each other a scan.
+ * The epochs are in a small struct in the server's main shared memory, whose
+ * name and layout never change.  A table's epoch is found by a hash; if tables
+ * collide, raising the epoch of one costs the other a scan.
  *
- * The struct also says which library keeps a memory: the first that asks, until
- * all its sessions have ended.  Sessions with another one are strangers.  They do
- * without memory, and raise the epoch at the end of each transaction that has
- * written.  While there are strangers that write, claims that wait must look from
- * time to time, because strangers wake nobody.
+ * The struct also says which version of the library uses shared memory: the
+ * first to attach, until all its sessions have ended.  Sessions with another
+ * version are strangers.  They work without shared memory, and raise the epoch
+ * at the end of each transaction that has written.  While there are strangers
+ * that write, waiting claims must poll, because strangers do not wake them.
  */
 #include "postgres.h"
 
@@ -40,16 +42,16 @@ typedef struct Epochs
 {
 	uint32		magic;
 	uint32		reserved;
-	pg_atomic_uint64 library;	/* that keeps a memory; 0: none */
-	pg_atomic_uint32 attached;	/* its sessions */
-	pg_atomic_uint32 strangers; /* sessions that write and do not report */
+	pg_atomic_uint64 library;	/* that uses shared memory; 0: none */
+	pg_atomic_uint32 attached;	/* number of its sessions */
+	pg_atomic_uint32 strangers; /* sessions that write without reporting */
 	pg_atomic_uint64 epochs[NEPOCHS];
 } Epochs;
 
 static Epochs *epochs = NULL;
 static bool is_stranger = false;
 
-/* While the library is being preloaded. */
+/* Request space for the struct, while the library is being preloaded. */
 void
 outbox_epoch_request(void)
 {
@@ -57,8 +59,8 @@ outbox_epoch_request(void)
 }
 
 /*
- * Find the struct, or make it.  The caller holds AddinShmemInitLock.  Without
- * preloading there is room for it in what the server keeps spare.
+ * Find the struct, or create it.  The caller must hold AddinShmemInitLock.
+ * Without preloading, it fits into the slack of the server's shared memory.
  */
 void
 outbox_epoch_startup(void)
@@ -89,8 +91,8 @@ detach(int code, Datum arg)
 }
 
 /*
- * May this session use the memory that its library keeps?  The caller holds
- * AddinShmemInitLock.
+ * Register this session as a user of its library's memory; false if another
+ * version uses it.  The caller must hold AddinShmemInitLock.
  */
 bool
 outbox_epoch_attach(uint64 library)
@@ -103,7 +105,7 @@ outbox_epoch_attach(uint64 library)
 		return false;
 	if (keeper != library)
 	{
-		/* whatever an earlier memory of this library knows is out of date */
+		/* the contents of earlier memory of this library are out of date */
 		for (int i = 0; i < NEPOCHS; i++)
 			pg_atomic_fetch_add_u64(&epochs->epochs[i], 1);
 		pg_atomic_write_u64(&epochs->library, library);
@@ -121,14 +123,16 @@ epoch_of(Oid relid)
 	return &epochs->epochs[(hash >> 16) % NEPOCHS];
 }
 
-/* Under which epoch is this table now? */
+/* The present epoch of a table. */
 uint64
 outbox_epoch(Oid relid)
 {
 	return pg_atomic_read_u64(epoch_of(relid));
 }
 
-/* Something may have been written that was not reported. */
+/*
+ * Raise the epoch of a table, to which unreported changes may have been made.
+ */
 void
 outbox_epoch_raise(Oid relid)
 {
@@ -142,7 +146,7 @@ stranger_leaves(int code, Datum arg)
 	pg_atomic_fetch_sub_u32(&epochs->strangers, 1);
 }
 
-/* This session writes, and cannot report what. */
+/* Count this session as one that writes and cannot report it. */
 void
 outbox_epoch_be_stranger(void)
 {
@@ -153,6 +157,7 @@ outbox_epoch_be_stranger(void)
 	before_shmem_exit(stranger_leaves, (Datum) 0);
 }
 
+/* Are there sessions that write without reporting it? */
 bool
 outbox_epoch_strangers(void)
 {

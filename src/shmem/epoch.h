@@ -1,6 +1,7 @@
 /*
  * epoch.h
- *	  What all versions of the library agree on: whether memory can be trusted.
+ *	  Whether shared memory can be trusted; shared by all versions of the
+ *	  library.
  */
 #ifndef OUTBOX_EPOCH_H
 #define OUTBOX_EPOCH_H

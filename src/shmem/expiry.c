@@ -1,20 +1,19 @@
 /*
  * expiry.c
- *	  Up to when expired messages have been looked for.
+ *	  Up to which time the search for expired messages is complete.
  *
- * The index of the times at which messages expire keeps the entries of all that
- * was finished before, and with an old snapshot open they cannot be removed.  So
- * the agenda of a table remembers a time up to which every entry is gone for good;
- * a search begins there.
+ * The index on expires_at keeps the entries of all messages that were finished
+ * before, and while an old snapshot is open they cannot be removed.  So the
+ * agenda of a table has a time up to which all entries are dead to everyone; a
+ * search begins there.
  *
- * An entry can come into the index below that time only if its message had
- * expired already.  So each transaction notes the earliest time in what it writes
- * (lane_xact.c), and reports it when it has committed, if a search may have passed
- * it: expired_seen is the latest time that any search has looked at.  A search
- * that was under way does not raise the time when something was reported since it
- * began.
+ * An entry can be inserted below that time only if its message has expired
+ * already.  So each transaction notes the earliest expires_at that it writes
+ * (lane_xact.c), and reports it when it has committed, if a search may have
+ * passed it: expired_seen is the latest time that any search has reached.  A
+ * search does not raise the time if something was reported since it began.
  *
- * What a search has seen and not removed limits how far it raises the time.
+ * A search does not raise the time beyond what it has found and not removed.
  */
 #include "postgres.h"
 
@@ -25,7 +24,7 @@
 #include "shmem/expiry.h"
 #include "shmem/lane_xact.h"
 
-/* Before looking for messages that have expired by now. */
+/* Begin a search for messages that have expired by now; sets search->from. */
 void
 outbox_expiry_begin(Oid relid, bool use_memory, TimestampTz now,
 					OutboxExpirySearch *search)
@@ -41,7 +40,7 @@ outbox_expiry_begin(Oid relid, bool use_memory, TimestampTz now,
 		return;
 	search->resets = agenda->resets;
 	search->version = agenda->expired_version;
-	/* what we have written ourselves is not reported yet */
+	/* what this transaction has written is not reported yet */
 	noted = outbox_lane_noted_expiry(relid);
 	search->from = noted == DT_NOEND ? agenda->expired_to :
 		Min(agenda->expired_to, noted - 1);
@@ -49,7 +48,7 @@ outbox_expiry_begin(Oid relid, bool use_memory, TimestampTz now,
 	LWLockRelease(&agenda->lock);
 }
 
-/* The search has seen that all entries up to "until" are gone for good. */
+/* End a search which has found all entries up to "until" dead to everyone. */
 void
 outbox_expiry_end(const OutboxExpirySearch *search, TimestampTz until)
 {
@@ -64,7 +63,7 @@ outbox_expiry_end(const OutboxExpirySearch *search, TimestampTz until)
 	LWLockRelease(&agenda->lock);
 }
 
-/* A message was committed that expires, or has expired, at this time. */
+/* Report that a message which expires at this time was committed. */
 void
 outbox_expiry_report(Oid relid, TimestampTz expires_at)
 {

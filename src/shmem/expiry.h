@@ -1,6 +1,6 @@
 /*
  * expiry.h
- *	  Up to when expired messages have been looked for.
+ *	  Up to which time the search for expired messages is complete.
  */
 #ifndef OUTBOX_EXPIRY_H
 #define OUTBOX_EXPIRY_H
@@ -16,7 +16,7 @@ typedef struct OutboxExpirySearch
 	bool		tracked;
 	uint32		resets;
 	uint32		version;
-	TimestampTz from;			/* up to then there are none */
+	TimestampTz from;			/* up to this time there are none */
 } OutboxExpirySearch;
 
 extern void outbox_expiry_begin(Oid relid, bool use_memory, TimestampTz now,

@@ -2,10 +2,10 @@
  * lane.c
  *	  What a scan of a lane must visit, and what it leaves behind.
  *
- * What makes a queue with SKIP LOCKED collapse is the index entry that cannot be
- * removed: with an old snapshot open, every claim walks over all that was
- * finished since.  So shared memory has, for each lane of the ready index, where
- * a scan must look:
+ * Queues based on SKIP LOCKED collapse because of index entries that cannot be
+ * removed: while an old snapshot is open, every claim walks over all that was
+ * finished since.  So for each lane of the ready index, shared memory records
+ * where a scan must look:
  *
  *	cursor		what is below it need not be visited, except for marks
  *	next_due	nothing from the cursor on is due before this time
@@ -16,60 +16,63 @@
  * become claimable without a report, the index entry
  *
  *	a)	is not below the cursor, and not before next_due; or
- *	b)	lies in a mark, which is due now or will be when the message can be
+ *	b)	is in a mark, which is due now or will be when the message can be
  *		claimed; or
- *	c)	is about to be reported by a transaction that has committed a moment
- *		ago; then (a) or (b) holds when that transaction's client has its answer.
+ *	c)	is about to be reported by a transaction that has just committed; then
+ *		(a) or (b) holds before that transaction's client gets its answer.
  *
- * What lies at or above the cursor needs no mark, because the next main scan,
- * from the cursor on, comes by.  It begins in time because of next_due.  That is
- * why whatever is recorded above the cursor lowers next_due at least.
+ * An entry at or above the cursor needs no mark, because the next main scan,
+ * which begins at the cursor, will reach it, and because next_due makes that
+ * scan begin in time.  That is why everything recorded above the cursor at
+ * least lowers next_due.
  *
  * A message becomes claimable by a report: an insertion into the ready index
  * (enqueue, nack, release, reap, requeue, plain SQL); the end of the message
- * before it in its stream.  Without one: by time, when it becomes due or its
- * lease ends; by the end of a transaction that had locked or leased it, or had
- * inserted it before a scan passed.
+ * before it in its stream.  Without a report: by time, when it becomes due or
+ * its lease ends; by the end of a transaction that had locked or leased it, or
+ * had inserted it before a scan passed it.
  *
  * The rules that keep the invariant:
  *
  *	1. Reports are published when the transaction has committed, after its
  *	   changes have become visible (lane_publish.c).  A key below the cursor
- *	   becomes a mark; one above lowers next_due, and what the scans under way
- *	   may raise the cursor to.
- *	2. A scan watches the lane from before it looks (outbox_lane_begin), and
- *	   raises the cursor no further than the smallest key reported since
- *	   (outbox_lane_finish).  So of an entry that was inserted before the scan
- *	   came by, the scan decides what it leaves behind; the report of one that
- *	   was inserted behind its back either lowers the watch, or finds the
- *	   cursor raised and leaves a mark.
+ *	   becomes a mark; one above lowers next_due, and the limit to which the
+ *	   scans in progress may raise the cursor.
+ *	2. A scan watches the lane from before its first fetch (outbox_lane_begin),
+ *	   and raises the cursor no further than the smallest key reported since
+ *	   (outbox_lane_finish).  So for an entry inserted before the scan reaches
+ *	   it, the scan decides what to record; the report of one inserted after
+ *	   the scan has passed either lowers the watch, or finds the cursor raised
+ *	   and leaves a mark.
  *	3. A scan that passes an entry that another transaction may change, or that
  *	   it has changed itself, records it, to be visited when that transaction
- *	   has ended.  An abort, a dead session or a rolled back savepoint needs
- *	   nothing else.
+ *	   has ended.  Nothing else is needed for aborts, sessions that die, and
+ *	   savepoints that are rolled back.
  *	4. The old entry of a row that a transaction has moved or deleted is
- *	   invisible to itself, and back when it aborts.  So each of its own scans
- *	   records these keys again (outbox_lane_next_moved).  For the same reason
- *	   it must not drop marks of its own.
- *	5. A lease is recorded with its end: by the scan that takes or passes it, or
- *	   by a note at commit.  Such a mark is kept also above the cursor, so that
- *	   the marks have all leases (leases_known) once the lane has been scanned
- *	   to its end.  A mark that goes because it was visited may be the one that a
- *	   transaction in progress has left for its lease: what is undecided there
- *	   is recorded as if it were a lease.
+ *	   invisible to that transaction, and is back if it aborts.  So each of its
+ *	   own scans records these keys again (outbox_lane_next_moved).  For the
+ *	   same reason it must not drop marks of its own.
+ *	5. A lease is recorded with its end: by the scan that takes or passes it,
+ *	   or by a note at commit.  Such a mark is kept also above the cursor, so
+ *	   that the marks have all leases (leases_known) once the lane has been
+ *	   scanned to its end.  A mark that is removed because it was visited may
+ *	   be the one that a transaction in progress has left for its lease: what
+ *	   is undecided there is recorded as if it were a lease.  So is what a
+ *	   transaction has moved or deleted, which is a lease again if it aborts.
  *	6. What is recorded is kept, until a scan has visited all of it and has
- *	   recorded again what must be visited again.  What finds no room is merged,
- *	   or lowers the cursor, and with it all watches; nothing is set as if it
- *	   had been kept when it was not.
- *	7. A scan passes an entry without recording it only if it is gone for good,
- *	   is not due yet, or is a message that waits behind another of its stream:
- *	   whoever ends that one reports this one.  If only the owner of those
- *	   before it can claim it, it is recorded in the owner's part of the lane.
- *	   What a scan leaves for others otherwise limits the cursor.
+ *	   recorded again what must be visited again.  If there is no memory for
+ *	   it, it is merged with something else, or it lowers the cursor, and with
+ *	   it all watches; nothing is ever treated as recorded when it was not.
+ *	7. A scan passes an entry without recording it only if it is dead to
+ *	   everyone, is not due yet, or is a message that waits behind another of
+ *	   its stream: the transaction that ends that one reports this one.  If
+ *	   only the owner of those before it can claim it, it is recorded in the
+ *	   owner's part of the lane.  Everything else that a scan leaves for others
+ *	   limits the cursor.
  *
- * The tables are the truth.  A lane of which nothing is known is scanned from
- * its start, once.  What is known is forgotten when the epoch of the table
- * changes (epoch.c).
+ * The tables are authoritative.  A lane about which nothing is known is
+ * scanned from its start, once.  What is known is discarded when the epoch of
+ * the table changes (epoch.c).
  *
  * A part of a lane, for one owner, has marks and no cursor.  It is scanned like
  * a lane that has no main part.
@@ -86,26 +89,32 @@
 
 #include "outbox.h"
 #include "shmem/agenda.h"
+#include "shmem/blocker.h"
 #include "shmem/directory.h"
 #include "shmem/lane.h"
 #include "shmem/lane_memory.h"
 #include "shmem/lane_publish.h"
 #include "shmem/lane_state.h"
 #include "shmem/lane_xact.h"
-#include "shmem/waiters.h"
+#include "shmem/sleepers.h"
 #include "shmem/wake.h"
+#include "trace.h"
 #include "util/grow.h"
 #include "util/guc.h"
 #include "util/hash.h"
 
-/* Leases this close to each other share a mark; of other things, less. */
+/*
+ * Leases this close to each other share a mark; other records must be closer.
+ */
 #define NEAR_LEASE_USECS USECS_PER_SEC
 #define NEAR_USECS 5000
 
-/* How many of the last records a new one is compared with. */
+/* Number of records with which a new one is compared. */
 #define LOOK_BACK 4
 
-/* Before marks are copied to where they stay: not allocated under a lock. */
+/*
+ * Buffer for copies of marks, because nothing may be allocated under a lock.
+ */
 static OutboxMarkCopy scratch[OUTBOX_SCAN_MARKS + 2 * OUTBOX_MAX_PENDING];
 
 static void found_recorded(OutboxLaneScan *scan, const OutboxRecord *record);
@@ -115,8 +124,8 @@ static void found_recorded(OutboxLaneScan *scan, const OutboxRecord *record);
 /* ---------------------------------------------------------------------- */
 
 /*
- * Copy from a lane what a scan must visit, and watch it.  What waits for
- * transactions is copied as well; the caller will see which of it to visit.
+ * Copy from a lane what a scan must visit, and watch it.  Marks that wait for
+ * transactions are copied as well; the caller decides which of them to visit.
  */
 static int
 take_orders(OutboxAgenda *agenda, int number, TimestampTz now,
@@ -134,8 +143,8 @@ take_orders(OutboxAgenda *agenda, int number, TimestampTz now,
 	if (scan->kind == OUTBOX_SCAN_LEASES &&
 		lane->nduemarks > OUTBOX_SCAN_MARKS)
 	{
-		/* too much to take along */
-		scan->cursor = OUTBOX_KEY_MIN;
+		/* too much to copy: scan the whole lane */
+		scan->cursor = OUTBOX_READY_KEY_MIN;
 		scan->scan_main = true;
 		return 0;
 	}
@@ -167,13 +176,13 @@ take_orders(OutboxAgenda *agenda, int number, TimestampTz now,
 	return n;
 }
 
-/* The scan must visit these keys, which are in no mark. */
+/* Add keys that the scan must visit, and that are in no mark. */
 static void
-add_range(OutboxLaneScan *scan, OutboxKey lo, OutboxKey hi)
+add_range(OutboxLaneScan *scan, OutboxReadyKey lo, OutboxReadyKey hi)
 {
 	OutboxMarkCopy *copy;
 
-	/* one more is always there: see keep_orders */
+	/* there is always room for one more: see keep_orders */
 	copy = &scan->marks[scan->nmarks++];
 	memset(copy, 0, sizeof(OutboxMarkCopy));
 	copy->cell = OUTBOX_NIL;
@@ -182,8 +191,8 @@ add_range(OutboxLaneScan *scan, OutboxKey lo, OutboxKey hi)
 }
 
 /*
- * Must a scan visit what waits for this transaction?  If that has ended; and the
- * leases of our own transaction are leases already.
+ * Must a scan visit what waits for this transaction?  It must if that has
+ * ended, or is our own: its leases are leases already.
  */
 static bool
 is_decided(const OutboxLaneScan *scan, FullTransactionId xid)
@@ -194,7 +203,10 @@ is_decided(const OutboxLaneScan *scan, FullTransactionId xid)
 		TransactionIdIsCurrentTransactionId(XidFromFullTransactionId(xid));
 }
 
-/* Keep what is to be visited of what was copied, and what we have noted. */
+/*
+ * Keep what must be visited of what was copied, and add what this transaction
+ * has noted.
+ */
 static void
 keep_orders(OutboxLaneScan *scan, TimestampTz now, int n)
 {
@@ -202,8 +214,8 @@ keep_orders(OutboxLaneScan *scan, TimestampTz now, int n)
 	int			next = 0;
 	int			nown = 0;
 	OutboxPlace place;
-	OutboxKey	lo;
-	OutboxKey	hi;
+	OutboxReadyKey lo;
+	OutboxReadyKey hi;
 
 	while (outbox_lane_next_noted(scan->relid, until, &next, &place, &lo, &hi))
 		nown += outbox_place_equal(&place, &scan->place);
@@ -226,7 +238,9 @@ keep_orders(OutboxLaneScan *scan, TimestampTz now, int n)
 	}
 }
 
-/* Find the lane in memory, making it if it is to be scanned and there is room. */
+/*
+ * Find the lane in memory; make it if it will be scanned and there is memory.
+ */
 static int
 find_lane(OutboxAgenda *agenda, const OutboxLaneScan *scan)
 {
@@ -238,9 +252,9 @@ find_lane(OutboxAgenda *agenda, const OutboxLaneScan *scan)
 }
 
 /*
- * Prepare to scan a lane, or a part of one.  False if there is nothing to visit;
- * otherwise the scan must end with outbox_lane_finish, unless the transaction
- * aborts.  Without memory, all of the lane is visited.
+ * Prepare to scan a lane, or a part of one.  False if there is nothing to
+ * visit; otherwise the scan must end with outbox_lane_finish, unless the
+ * transaction aborts.  Without shared memory, the whole lane is visited.
  */
 bool
 outbox_lane_begin(Oid relid, const OutboxPlace *place, uint64 token,
@@ -257,8 +271,8 @@ outbox_lane_begin(Oid relid, const OutboxPlace *place, uint64 token,
 	scan->place = *place;
 	scan->token = token;
 	scan->phase = -1;
-	scan->passed = OUTBOX_KEY_MIN;
-	scan->limit = OUTBOX_KEY_MAX;
+	scan->passed = OUTBOX_READY_KEY_MIN;
+	scan->limit = OUTBOX_READY_KEY_MAX;
 	scan->next_due = DT_NOEND;
 
 	if (use_memory)
@@ -278,7 +292,7 @@ outbox_lane_begin(Oid relid, const OutboxPlace *place, uint64 token,
 	}
 	if (!known)
 	{
-		scan->cursor = OUTBOX_KEY_MIN;
+		scan->cursor = OUTBOX_READY_KEY_MIN;
 		scan->scan_main = true;
 	}
 	keep_orders(scan, now, n);
@@ -307,10 +321,10 @@ add_found(OutboxLaneScan *scan, const OutboxRecord *record,
 
 /*
  * Add a key to one of the last records, if one has the same condition and is
- * close by.  Keys must not go down.
+ * close to it.  Keys must come in ascending order.
  */
 static bool
-extend_found(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
+extend_found(OutboxLaneScan *scan, OutboxReadyKey key, FullTransactionId xid,
 			 TimestampTz at, bool marked)
 {
 	int64		near_usecs = at == DT_NOBEGIN ? NEAR_USECS : NEAR_LEASE_USECS;
@@ -325,7 +339,7 @@ extend_found(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
 			key.at - have->hi.at <= near_usecs)
 		{
 			have->at = Min(have->at, at);
-			have->hi = outbox_key_max(have->hi, key);
+			have->hi = outbox_ready_key_max(have->hi, key);
 			return true;
 		}
 	}
@@ -334,7 +348,7 @@ extend_found(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
 
 /* The scan passes an entry that must be visited again under this condition. */
 static void
-found_entry(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
+found_entry(OutboxLaneScan *scan, OutboxReadyKey key, FullTransactionId xid,
 			TimestampTz at)
 {
 	OutboxRecord record = {.lo = key,.hi = key,.xid = xid,.at = at};
@@ -343,7 +357,7 @@ found_entry(OutboxLaneScan *scan, OutboxKey key, FullTransactionId xid,
 		add_found(scan, &record, InvalidTransactionId, false);
 }
 
-/* The transaction of which one in progress is a part. */
+/* The top-level transaction of a transaction in progress. */
 static TransactionId
 topmost(TransactionId xid)
 {
@@ -358,7 +372,9 @@ topmost(TransactionId xid)
 	return last_top;
 }
 
-/* Does nobody report the end of a transaction?  A prepared one has no process. */
+/*
+ * Will the end of a transaction go unreported?  A prepared one has no process.
+ */
 static bool
 ends_silently(TransactionId top)
 {
@@ -366,9 +382,10 @@ ends_silently(TransactionId top)
 }
 
 /*
- * What is in a mark of the lane is still undecided.  A lane is called when one of
- * the transactions that it waits for ends, and also when it was prepared; then it
- * is forgotten that the lane waits for it, although its marks do so still.
+ * What is in a mark of the lane is still undecided: note it again.  A lane is
+ * called when a transaction that it waits for ends, and also when that is
+ * prepared; the lane's blocker is removed then, although its marks still wait
+ * for the transaction.
  */
 static void
 found_recorded(OutboxLaneScan *scan, const OutboxRecord *record)
@@ -380,25 +397,28 @@ found_recorded(OutboxLaneScan *scan, const OutboxRecord *record)
 	scan->found[scan->nfound - 1].recorded = true;
 }
 
-/* Is this key in a mark of the lane that the scan visits, and that will go? */
+/*
+ * Is this key in a mark of the lane that the scan visits, and that will be
+ * removed?
+ */
 static bool
-is_in_mark(const OutboxLaneScan *scan, OutboxKey key)
+is_in_mark(const OutboxLaneScan *scan, OutboxReadyKey key)
 {
 	for (int i = 0; i < scan->nmarks && scan->token == 0; i++)
 	{
 		const OutboxMarkCopy *copy = &scan->marks[i];
 
 		if (copy->cell != OUTBOX_NIL &&
-			!outbox_key_lt(key, copy->record.lo) &&
-			!outbox_key_lt(copy->record.hi, key))
+			!outbox_ready_key_lt(key, copy->record.lo) &&
+			!outbox_ready_key_lt(copy->record.hi, key))
 			return true;
 	}
 	return false;
 }
 
-/* The scan passes an entry whose fate another transaction decides. */
+/* The scan passes an entry about which another transaction decides. */
 void
-outbox_lane_found_undecided(OutboxLaneScan *scan, OutboxKey key,
+outbox_lane_found_undecided(OutboxLaneScan *scan, OutboxReadyKey key,
 							TransactionId xid)
 {
 	FullTransactionId full = outbox_full_xid(xid);
@@ -414,12 +434,12 @@ outbox_lane_found_undecided(OutboxLaneScan *scan, OutboxKey key,
 }
 
 /*
- * The scan passes an entry that it could not change, because another transaction
- * (InvalidTransactionId: one of several) has locked it.  That one may know nothing
- * of us.
+ * The scan passes an entry that it could not change, because another
+ * transaction (InvalidTransactionId: one of several) has locked it.  That may
+ * be a transaction which does not report its end.
  */
 void
-outbox_lane_found_locked(OutboxLaneScan *scan, OutboxKey key,
+outbox_lane_found_locked(OutboxLaneScan *scan, OutboxReadyKey key,
 						 TransactionId xid)
 {
 	OutboxRecord record = {
@@ -440,18 +460,18 @@ outbox_lane_found_locked(OutboxLaneScan *scan, OutboxKey key,
 
 /* A scan that does not claim passes a message that can be claimed. */
 void
-outbox_lane_found_ready(OutboxLaneScan *scan, OutboxKey key)
+outbox_lane_found_ready(OutboxLaneScan *scan, OutboxReadyKey key)
 {
 	found_entry(scan, key, InvalidFullTransactionId, DT_NOBEGIN);
 }
 
 /*
- * The scan passes an entry that this transaction has changed, as its (sub-)
- * transaction xid.  When it has committed, the entry must be visited at that
- * time (DT_NOEND: never); when it has aborted, at once.
+ * The scan passes an entry that this transaction has changed, in its (sub-)
+ * transaction xid.  If that commits, the entry must be visited at the time
+ * "at" (DT_NOEND: never); if it aborts, at once.
  */
 void
-outbox_lane_found_own(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
+outbox_lane_found_own(OutboxLaneScan *scan, OutboxReadyKey key, TransactionId xid,
 					  TimestampTz at)
 {
 	scan->nclaimed++;
@@ -460,18 +480,18 @@ outbox_lane_found_own(OutboxLaneScan *scan, OutboxKey key, TransactionId xid,
 
 /* The scan passes a message that is leased. */
 void
-outbox_lane_found_lease(OutboxLaneScan *scan, OutboxKey key,
+outbox_lane_found_lease(OutboxLaneScan *scan, OutboxReadyKey key,
 						TimestampTz locked_until)
 {
 	found_entry(scan, key, InvalidFullTransactionId, locked_until);
 }
 
 /*
- * The scan passes a message that another owner should visit: the only one who
- * can claim it, or, if shared, the one preferred.
+ * The scan passes a message that another owner should visit: the only one that
+ * can claim it, or, if shared, the preferred one.
  */
 void
-outbox_lane_found_part(OutboxLaneScan *scan, OutboxKey key, uint64 token,
+outbox_lane_found_part(OutboxLaneScan *scan, OutboxReadyKey key, uint64 token,
 					   bool shared)
 {
 	OutboxPartRecord *part;
@@ -479,11 +499,14 @@ outbox_lane_found_part(OutboxLaneScan *scan, OutboxKey key, uint64 token,
 	for (int i = 0; i < scan->nparts; i++)
 	{
 		part = &scan->parts[i];
-		/* what is between them is passed over again, if it is not far */
+
+		/*
+		 * merge keys close to each other; what is between is visited in vain
+		 */
 		if (part->token == token && part->shared == shared &&
 			(shared || key.at - part->hi.at <= NEAR_LEASE_USECS))
 		{
-			part->hi = outbox_key_max(part->hi, key);
+			part->hi = outbox_ready_key_max(part->hi, key);
 			return;
 		}
 	}
@@ -496,7 +519,7 @@ outbox_lane_found_part(OutboxLaneScan *scan, OutboxKey key, uint64 token,
 /* The end                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* Record in the part of an owner what is for it; false if there is no room. */
+/* Record keys in the part of an owner; false if there is no memory. */
 static bool
 record_part(OutboxAgenda *agenda, int lane, const OutboxPlace *place,
 			const OutboxPartRecord *found, TimestampTz now)
@@ -514,13 +537,13 @@ record_part(OutboxAgenda *agenda, int lane, const OutboxPlace *place,
 	if (found->shared && !outbox_lane_at(part)->shared)
 		outbox_lane_share_part(agenda, lane, part);
 	outbox_agenda_update(agenda, part, now);
-	outbox_waiters_call_lane(agenda, part, 1);
+	outbox_sleepers_call_lane(agenda, part, 1);
 	return true;
 }
 
 /*
- * Record what is for other owners.  Where there is no room, what the scan has
- * passed must not be passed.
+ * Record what is for other owners.  If there is no memory, that limits the
+ * cursor.
  */
 static void
 record_others_parts(OutboxAgenda *agenda, int lane, OutboxLaneScan *scan,
@@ -530,12 +553,12 @@ record_others_parts(OutboxAgenda *agenda, int lane, OutboxLaneScan *scan,
 	{
 		if (scan->parts[i].token != scan->token &&
 			!record_part(agenda, lane, &scan->place, &scan->parts[i], now))
-			scan->limit = outbox_key_min(scan->limit, scan->parts[i].lo);
+			scan->limit = outbox_ready_key_min(scan->limit, scan->parts[i].lo);
 	}
 }
 
 /*
- * The scan of a part records what it has left there for later, in place of what it
+ * Record what the scan of a part has left there for later, in place of what it
  * has visited.
  */
 static void
@@ -557,29 +580,51 @@ record_own_part(OutboxAgenda *agenda, int lane, const OutboxLaneScan *scan,
 
 /* Raise the cursor over what a claim has visited. */
 static void
-advance_cursor(OutboxLane *lane, const OutboxLaneScan *scan, OutboxKey done,
+advance_cursor(OutboxLane *lane, const OutboxLaneScan *scan, OutboxReadyKey done,
 			   TimestampTz now)
 {
-	OutboxKey	low = lane->low[scan->phase];
-	OutboxKey	target = done;
+	OutboxReadyKey low = lane->low[scan->phase];
+	OutboxReadyKey target = done;
 
+	OUTBOX_TRACE_ADVANCE(lane, scan, done, now);
 	if (scan->exhausted)
-		target = outbox_key_max(target, OUTBOX_MAKE(OutboxKey, now, PG_INT64_MIN));
-	target = outbox_key_min(target, scan->limit);
-	target = outbox_key_min(target, low);
-	if (outbox_key_lt(target, lane->cursor))
+		target = outbox_ready_key_max(target, OUTBOX_MAKE(OutboxReadyKey, now, PG_INT64_MIN));
+	target = outbox_ready_key_min(target, scan->limit);
+	target = outbox_ready_key_min(target, low);
+	if (outbox_ready_key_lt(target, lane->cursor))
 		return;
-	if (scan->exhausted && outbox_key_cmp(scan->limit, OUTBOX_KEY_MAX) == 0)
+	if (scan->exhausted && outbox_ready_key_cmp(scan->limit, OUTBOX_READY_KEY_MAX) == 0)
 		outbox_lane_raise_cursor(lane, target, Min(scan->next_due, low.at));
 	else
 		outbox_lane_raise_cursor(lane, target, target.at);
 }
 
 /*
- * Record what was found, which must come after the cursor was raised.  What is
- * undecided may become a lease: as long as not all leases are known, or where a
- * mark of that lease may have gone, it is kept in a mark also above the cursor, as
- * leases are.
+ * Record what our transaction has moved, and will be there again if it aborts.
+ * What was not due yet was not leased, and needs no mark above the cursor.
+ */
+static void
+record_moved(OutboxLane *lane, OutboxRecord *moved, TimestampTz now)
+{
+	OutboxReadyKey end = {now, PG_INT64_MAX};
+	OutboxRecord later = *moved;
+
+	if (outbox_ready_key_lt(end, moved->hi))
+	{
+		later.lo = outbox_ready_key_max(moved->lo, end);
+		later.at = DT_NOBEGIN;
+		(void) outbox_lane_record(lane, &later);
+		moved->hi = end;
+	}
+	if (!outbox_ready_key_lt(moved->hi, moved->lo))
+		(void) outbox_lane_record(lane, moved);
+}
+
+/*
+ * Record what was found; this must be done after the cursor was raised.  What
+ * is undecided may become a lease: while not all leases are known, or if a
+ * mark of that lease may have been removed, it is kept in a mark even above
+ * the cursor, as leases are.
  */
 static void
 record_found(OutboxAgenda *agenda, int number, const OutboxLaneScan *scan,
@@ -591,7 +636,7 @@ record_found(OutboxAgenda *agenda, int number, const OutboxLaneScan *scan,
 
 	while (scan->token == 0 &&
 		   outbox_lane_next_moved(scan->relid, &scan->place, &next, &moved))
-		(void) outbox_lane_record(lane, &moved);
+		record_moved(lane, &moved, now);
 	for (int i = 0; i < scan->nfound; i++)
 	{
 		const OutboxFound *found = &scan->found[i];
@@ -607,7 +652,10 @@ record_found(OutboxAgenda *agenda, int number, const OutboxLaneScan *scan,
 	}
 }
 
-/* A scan of a part records in the lane itself what it has found. */
+/*
+ * The lane in which to record what a scan has found, which may be one of a
+ * part of it; OUTBOX_NIL if there is no memory.
+ */
 static int
 lane_to_record_in(OutboxAgenda *agenda, const OutboxLaneScan *scan, int part)
 {
@@ -622,17 +670,18 @@ lane_to_record_in(OutboxAgenda *agenda, const OutboxLaneScan *scan, int part)
 	return lane;
 }
 
+/* Apply what a scan has found to its lane, whose agenda is locked. */
 static void
 publish_scan(OutboxAgenda *agenda, int number, OutboxLaneScan *scan,
 			 TimestampTz now)
 {
 	OutboxLane *lane = outbox_lane_at(number);
 	int			into = lane_to_record_in(agenda, scan, number);
-	OutboxKey	done;
+	OutboxReadyKey done;
 
 	if (into != OUTBOX_NIL)
 		record_others_parts(agenda, into, scan, now);
-	done = outbox_key_min(scan->passed, scan->limit);
+	done = outbox_ready_key_min(scan->passed, scan->limit);
 	for (int i = 0; i < scan->nmarks; i++)
 	{
 		if (scan->marks[i].cell != OUTBOX_NIL)
@@ -647,21 +696,27 @@ publish_scan(OutboxAgenda *agenda, int number, OutboxLaneScan *scan,
 	}
 	if (scan->scan_main && scan->exhausted && !scan->lease_left &&
 		scan->leases_lost == lane->leases_lost)
+	{
+		OUTBOX_TRACE_LANE("known", lane, scan->leases_lost);
 		lane->leases_known = true;
+	}
 	if (scan->phase >= 0)
 		outbox_lane_unwatch(lane, scan->phase);
 	if (scan->try_again)
 		lane->recheck_at = TimestampTzPlusMilliseconds(now, outbox_poll_interval);
 	if (into != OUTBOX_NIL && into != number)
 		outbox_agenda_update(agenda, into, now);
-	if (scan->token != 0 && outbox_lane_has_no_marks(lane))
+	if (outbox_lane_is_done_part(lane))
 		outbox_lane_drop(agenda, number);
 	else
 		outbox_agenda_update(agenda, number, now);
-	outbox_waiters_note_time(agenda);
+	outbox_sleepers_note_time(agenda);
 }
 
-/* Transactions that the lane waits for may have ended before it was known. */
+/*
+ * Transactions that the lane waits for may have ended before that was
+ * recorded.
+ */
 static void
 look_at_blockers(const OutboxLaneScan *scan)
 {

@@ -1,27 +1,27 @@
 /*
  * lane_memory.c
- *	  The memory in which lanes are remembered.
+ *	  Memory for lanes.
  *
  * Part of the block of shared memory is divided into lanes and cells, of one
  * size each.  A cell is a mark, a group, or one of the other small things that
- * lanes need a varying number of.  Both are taken from free lists; memory that
- * was never taken is never touched, so a large setting costs little.
+ * lanes need a varying number of.  Both are allocated from free lists; memory
+ * that was never allocated is never touched, so a large setting costs little.
  *
  * Lanes and groups are found by hash tables that all agendas share.  Every
  * function that reads or changes a lane, or one of its cells, must hold the
- * lock of the lane's agenda.  Beyond that, the chains of the hash
- * tables are protected by partition locks, and the free lists by a spinlock.
- * These are acquired last, here, and for one step each.
+ * lock of the lane's agenda.  In addition, the chains of the hash tables are
+ * protected by partition locks, and the free lists by a spinlock.  These are
+ * acquired last, only in this file, and held for one step each.
  */
 #include "postgres.h"
 
+#include "outbox.h"
 #include "shmem/lane_memory.h"
 #include "shmem/shmem.h"
 #include "util/hash.h"
 
 /*
- * Of the memory, one part in this many is for lanes, the rest for cells.
- * A build for tests has room for very few.
+ * The numbers of lanes and cells in a build for tests.
  */
 #ifdef OUTBOX_TINY
 #define TINY_LANES 8
@@ -36,7 +36,7 @@ OutboxCell *outbox_cell_array = NULL;
 
 static OutboxLaneMemory *memory = NULL;
 
-/* NULL if there is no shared memory. */
+/* The memory for lanes; NULL if there is no shared memory. */
 OutboxLaneMemory *
 outbox_lane_memory(void)
 {
@@ -91,7 +91,7 @@ lay_out(OutboxLaneMemory *made, Size budget)
 	return made->cells + (Size) made->ncells * sizeof(OutboxCell);
 }
 
-/* How much is needed to keep within the budget, more or less. */
+/* The size of the memory for a budget, approximately. */
 Size
 outbox_lane_memory_size(Size budget)
 {
@@ -100,7 +100,7 @@ outbox_lane_memory_size(Size budget)
 	return lay_out(&unmade, budget);
 }
 
-/* While the block of shared memory is made. */
+/* Initialize the memory, when the block of shared memory is created. */
 void
 outbox_lane_memory_init(OutboxLaneMemory *made, Size budget, int tranche)
 {
@@ -121,7 +121,7 @@ outbox_lane_memory_init(OutboxLaneMemory *made, Size budget, int tranche)
 /* Free lists                                                             */
 /* ---------------------------------------------------------------------- */
 
-/* Take a cell; OUTBOX_NIL if there is none. */
+/* Allocate a cell, which is no mark yet; OUTBOX_NIL if there is none. */
 int
 outbox_cell_new(void)
 {
@@ -130,27 +130,36 @@ outbox_cell_new(void)
 	SpinLockAcquire(&memory->free_lock);
 	cell = memory->free_cell;
 	if (cell != OUTBOX_NIL)
-		memory->free_cell = outbox_cell_array[cell].next_free;
+		memory->free_cell = outbox_cell_array[cell].free.next;
 	else if (memory->cells_touched < memory->ncells)
 		cell = ++memory->cells_touched;
 	if (cell != OUTBOX_NIL)
+	{
 		memory->cells_in_use++;
+		outbox_cell_array[cell].serial = 0;
+	}
 	SpinLockRelease(&memory->free_lock);
 	return cell;
 }
 
+/*
+ * Free a cell, which nothing may refer to any more, except copies that scans have of a
+ * mark: these are invalid now.
+ */
 void
 outbox_cell_free(int cell)
 {
 	Assert(cell > OUTBOX_NIL && cell <= memory->ncells);
 	SpinLockAcquire(&memory->free_lock);
-	outbox_cell_array[cell].next_free = memory->free_cell;
+	outbox_cell_array[cell].free = OUTBOX_MAKE(OutboxFreeCell,.next = memory->free_cell);
 	memory->free_cell = cell;
 	memory->cells_in_use--;
 	SpinLockRelease(&memory->free_lock);
 }
 
-/* What tells a mark from those that were in its cell before.  Never 0. */
+/*
+ * A number that distinguishes a mark from earlier ones in its cell.  Never 0.
+ */
 uint32
 outbox_mark_serial(void)
 {
@@ -187,8 +196,8 @@ give_lane_back(int lane)
 }
 
 /*
- * The next lane for whoever looks for one that can be freed; OUTBOX_NIL if no
- * lane was ever used.  Whether it is used now, the caller must find out.
+ * Advance the clock hand; returns the lane there, which may be free, or
+ * OUTBOX_NIL if no lane was ever used.
  */
 int
 outbox_lane_advance_hand(void)
@@ -201,7 +210,7 @@ outbox_lane_advance_hand(void)
 					  (uint32) touched);
 }
 
-/* How many lanes there is room for, and how many are in use, by all databases. */
+/* The maximum number of lanes, and how many are in use by all databases. */
 void
 outbox_lanes_count(int *lanes, int *in_use)
 {
@@ -275,9 +284,8 @@ outbox_lane_find(int store, const OutboxPlace *place, uint64 token)
 }
 
 /*
- * Add a lane that is not there, to a store that the caller has locked
- * exclusively.  Nothing but its identity is set.  OUTBOX_NIL if there is no
- * room.
+ * Add a lane that does not exist to a store that the caller has locked
+ * exclusively.  Only its identity is set.  OUTBOX_NIL if there is no memory.
  */
 int
 outbox_lane_add(int store, const OutboxPlace *place, uint64 token)
@@ -343,7 +351,7 @@ outbox_group_find(int store, int kind, uint64 hash)
 	return group;
 }
 
-/* Add one that is not there; OUTBOX_NIL if there is no room. */
+/* Add a group that does not exist; OUTBOX_NIL if there is no memory. */
 int
 outbox_group_add(int store, int kind, uint64 hash)
 {
@@ -367,7 +375,7 @@ outbox_group_add(int store, int kind, uint64 hash)
 	return group;
 }
 
-/* Remove a group that has neither lanes nor waiters. */
+/* Remove a group that has neither lanes nor sleepers. */
 void
 outbox_group_remove(int group)
 {

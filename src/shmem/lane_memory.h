@@ -1,6 +1,6 @@
 /*
  * lane_memory.h
- *	  The memory in which lanes are remembered.
+ *	  Memory for lanes.
  */
 #ifndef OUTBOX_LANE_MEMORY_H
 #define OUTBOX_LANE_MEMORY_H
@@ -21,26 +21,25 @@
 #define OUTBOX_HASH_PARTITIONS 64
 #define OUTBOX_BLOCKER_CHAINS 16
 
-/* Groups of lanes by what claims choose by; a kind is a set of these bits. */
+/* The kinds of groups of lanes: sets of what claims choose by. */
 #define OUTBOX_BY_NAMESPACE 1
 #define OUTBOX_BY_TOPIC 2
 #define OUTBOX_BY_TENANT 4
-#define OUTBOX_LANE_KINDS 8		/* all sets of the three */
-#define OUTBOX_BY_TOKEN OUTBOX_LANE_KINDS	/* entries of one owner */
+#define OUTBOX_LANE_KINDS 8		/* number of sets of the three */
+#define OUTBOX_BY_TOKEN OUTBOX_LANE_KINDS	/* claims of one owner */
 
 /*
- * Keys that a scan must visit again: when the transaction xid, if any, has
- * ended, and at the time "at", if xid is none or has committed.  If xid has
- * aborted, at once.
+ * Keys that a scan must visit again: after the end of the transaction xid, if
+ * there is one, at once if it has aborted, otherwise at the time "at".
  */
 typedef struct OutboxMark
 {
+	uint32		serial;			/* see outbox_mark_serial */
 	int			prev;			/* in one of its lane's two lists */
 	int			next;
-	uint32		serial;			/* another mark in the same cell has another */
-	bool		due;			/* in the list of those to be visited */
-	OutboxKey	lo;
-	OutboxKey	hi;
+	bool		due;			/* in the list of those that are due */
+	OutboxReadyKey lo;
+	OutboxReadyKey hi;
 	TimestampTz at;
 	FullTransactionId xid;
 } OutboxMark;
@@ -48,46 +47,64 @@ typedef struct OutboxMark
 /* Lanes that share a namespace, a topic, a tenant, or some of these. */
 typedef struct OutboxGroup
 {
+	uint32		no_mark;		/* 0 */
 	int			next;			/* hash chain */
 	int			store;
-	uint64		hash;			/* of what they share */
 	int			kind;
+	uint64		hash;			/* of what they share */
 	int			nlanes;
 	int			ndue;
-	int			due_first;		/* those that were visited longest ago first */
+	int			due_first;		/* urgent ones, then the others; each least
+								 * recently visited first */
 	int			due_last;
+	int			nurgent;		/* how many of them are urgent */
+	int			urgent_last;
 	int			idle_first;
-	int			nnodes;			/* of sleeping claims, in the list or not */
-	int			waiter_first;	/* those in the list, by their tickets */
-	int			waiter_last;
+	int			nnodes;			/* of sleeping claims, listed or not */
+	int			sleeper_first;	/* those listed, by their tickets */
+	int			sleeper_last;
 } OutboxGroup;
 
-/* A lane to be called when a transaction has ended. */
+/* A lane to call when a transaction has ended. */
 typedef struct OutboxBlocker
 {
+	uint32		no_mark;		/* 0 */
 	int			next;
 	int			lane;
 	FullTransactionId xid;
 } OutboxBlocker;
 
-/* A sleeping claim's place in a group. */
-typedef struct OutboxWaitNode
+/* A sleeping claim's membership in a group. */
+typedef struct OutboxSleepNode
 {
-	int			waiter;
+	uint32		no_mark;		/* 0 */
+	int			sleeper;
 	int			group;
 	int			prev;
 	int			next;
 	int			next_own;		/* next node of the same claim */
 	bool		linked;
-} OutboxWaitNode;
+} OutboxSleepNode;
 
+typedef struct OutboxFreeCell
+{
+	uint32		no_mark;		/* 0 */
+	int			next;
+} OutboxFreeCell;
+
+/*
+ * Scans keep the numbers and serials of marks, and must find out that a cell is
+ * something else now.  So every kind begins with the serial, which is 0 if the cell is
+ * no mark.
+ */
 typedef union OutboxCell
 {
-	int			next_free;
+	uint32		serial;
+	OutboxFreeCell free;
 	OutboxMark	mark;
 	OutboxGroup group;
 	OutboxBlocker blocker;
-	OutboxWaitNode wait_node;
+	OutboxSleepNode sleep_node;
 } OutboxCell;
 
 /* A place in a heap ordered by time; see timer.c. */
@@ -108,9 +125,9 @@ typedef struct OutboxLink
 } OutboxLink;
 
 /*
- * What is remembered of a lane, or of a part of one that only one owner must
- * visit (token is not 0).  Under the lock of its store, except that the chain
- * and what identifies the lane are changed under the partition's lock, too.
+ * The state of a lane, or of a part of one for a single owner (token is not
+ * 0).  Protected by the lock of its store; to change the chain and the identity
+ * of the lane, the partition's lock is required as well.
  */
 typedef struct OutboxLane
 {
@@ -125,26 +142,28 @@ typedef struct OutboxLane
 	int			store_next;
 
 	/* see lane_state.c */
-	OutboxKey	cursor;
-	TimestampTz next_due;		/* nothing from cursor on is due before */
-	OutboxKey	low[2];			/* smallest keys reported during scans */
-	uint16		nscans[2];		/* scans under way, by phase */
+	OutboxReadyKey cursor;
+	TimestampTz next_due;		/* nothing from cursor on is due earlier */
+	OutboxReadyKey low[2];		/* smallest keys reported during scans */
+	uint16		nscans[2];		/* scans in progress, by phase */
 	uint8		phase;
-	bool		leases_known;	/* no lease is outside of the marks */
-	uint16		leases_lost;	/* times that a lease found no room in them */
+	bool		leases_known;	/* all leases are in marks */
+	uint16		leases_lost;	/* times that a lease could not be put in one */
 
 	/* see agenda.c */
-	bool		due;			/* in its groups' lists of those due */
+	bool		due;			/* in the due lists of its groups */
 	bool		called;			/* since a claim last began to visit it */
-	bool		called_to_reap; /* since a reap did */
-	bool		used;			/* since the clock hand last came by */
-	bool		shared;			/* of a part: all may visit it */
+	bool		called_to_reap; /* since a reap last did */
+	bool		used;			/* since the clock hand last passed */
+	bool		shared;			/* of a part: all owners may visit it */
+	int			nduties;		/* waiting claims with a duty to it */
+	uint32		ncalls;			/* how often claims were called for it */
 
-	/* parts of the lane that all may visit, and how many there are */
+	/* parts of the lane that all owners may visit, and their number */
 	int			first_part;
 	int			next_part;
 	int			nparts;
-	int			shared_prev;	/* of all such parts of the store */
+	int			shared_prev;	/* list of all such parts of the store */
 	int			shared_next;
 
 	int			due_first;
@@ -155,13 +174,13 @@ typedef struct OutboxLane
 	TimestampTz used_at;
 	TimestampTz ended_at;		/* end of the first lease in marks that are
 								 * due */
-	TimestampTz recheck_at;		/* call claims for what was locked */
+	TimestampTz recheck_at;		/* when to call claims for what was locked */
 	OutboxTimer wake;
 	OutboxTimer lease;
-	OutboxLink	links[OUTBOX_LANE_KINDS];	/* of a part only the first */
+	OutboxLink	links[OUTBOX_LANE_KINDS];	/* of a part, only the first */
 } OutboxLane;
 
-/* The memory.  Arrays of lanes and cells lie behind it. */
+/* The memory; followed by arrays of lanes and cells. */
 typedef struct OutboxLaneMemory
 {
 	int			nlanes;
@@ -169,15 +188,15 @@ typedef struct OutboxLaneMemory
 	int			nheads;			/* of each of the two hash tables */
 	LWLock		partitions[OUTBOX_HASH_PARTITIONS];
 
-	slock_t		free_lock;		/* of the following */
+	slock_t		free_lock;		/* protects the following */
 	int			free_lane;
 	int			free_cell;
-	int			lanes_touched;	/* none beyond these was ever used */
+	int			lanes_touched;	/* those beyond were never used */
 	int			cells_touched;
 	int			lanes_in_use;
 	int			cells_in_use;
 
-	pg_atomic_uint32 hand;		/* of the clock that frees lanes */
+	pg_atomic_uint32 hand;		/* of the clock sweep that evicts lanes */
 	pg_atomic_uint32 serial;
 	Size		lane_heads;		/* offsets from here */
 	Size		group_heads;
@@ -190,7 +209,7 @@ extern void outbox_lane_memory_init(OutboxLaneMemory *memory, Size budget,
 									int tranche);
 extern OutboxLaneMemory *outbox_lane_memory(void);
 
-/* Where lane 0 and cell 0 would be; set once the memory is there. */
+/* Where lane 0 and cell 0 would be; set when the memory is attached. */
 extern OutboxLane *outbox_lane_array;
 extern OutboxCell *outbox_cell_array;
 
@@ -222,11 +241,11 @@ outbox_blocker_at(int cell)
 	return &outbox_cell_array[cell].blocker;
 }
 
-static inline OutboxWaitNode *
-outbox_wait_node_at(int cell)
+static inline OutboxSleepNode *
+outbox_sleep_node_at(int cell)
 {
 	Assert(cell > OUTBOX_NIL);
-	return &outbox_cell_array[cell].wait_node;
+	return &outbox_cell_array[cell].sleep_node;
 }
 
 extern int	outbox_cell_new(void);

@@ -1,16 +1,16 @@
 /*
  * lane_publish.c
- *	  Telling the lanes what a transaction that has ended has done.
+ *	  Publishing to lanes what a transaction has done, when it has ended.
  *
- * A transaction notes locally where it has made something claimable, and what it
- * has leased outside of a scan.  None of it concerns others before it has
- * committed, and it is published then: each lane is changed once, and those who
- * wait for it are called.  A transaction that is prepared publishes at that time,
- * because nothing of ours runs when it commits; what it has noted is visited
- * when its commit or rollback is noticed.
+ * A transaction notes locally where it has made something claimable, and what
+ * it has leased outside of a scan.  None of it matters to others before the
+ * commit, so it is published then: each lane is changed once, and the claims
+ * that wait for it are called.  A transaction that is prepared publishes at
+ * PREPARE, because no code of the extension runs when it commits; what it has
+ * noted is visited when its commit or rollback is detected.
  *
- * All of this runs in callbacks in which nothing may be allocated, except in
- * shared memory, and nothing may fail.
+ * All of this runs in transaction callbacks, which must not fail, and must not
+ * allocate memory except for shared memory.
  */
 #include "postgres.h"
 
@@ -20,16 +20,18 @@
 #include "utils/timestamp.h"
 
 #include "shmem/agenda.h"
+#include "shmem/blocker.h"
 #include "shmem/directory.h"
 #include "shmem/lane_memory.h"
 #include "shmem/lane_publish.h"
 #include "shmem/lane_state.h"
-#include "shmem/waiters.h"
+#include "shmem/sleepers.h"
+#include "trace.h"
 #include "util/hash.h"
 
 /*
- * Has this transaction ended?  One so old that its id could be another's has,
- * and so has one that another server had when a dump was made.
+ * Has this transaction ended?  True for ids that are so old that they may be
+ * reused, and for ids of another server, which a dump has brought.
  */
 bool
 outbox_xact_is_over(FullTransactionId xid)
@@ -47,9 +49,9 @@ outbox_xact_is_over(FullTransactionId xid)
 }
 
 /*
- * Find the lane of a note, or make it.  The lock is released and acquired again
- * if room must be made for it.  Where all lanes with messages are known, a lane
- * that was not there has nothing below the note.
+ * Find the lane of a note, or make it.  The lock is released and acquired
+ * again if other lanes must be evicted for it.  If all lanes with messages are
+ * known, a new lane has nothing below the note.
  */
 static int
 lane_of_note(OutboxAgenda **agenda, const OutboxLaneNote *note)
@@ -70,13 +72,14 @@ lane_of_note(OutboxAgenda **agenda, const OutboxLaneNote *note)
 		outbox_agenda_miss(*agenda, &note->place);
 	else if (is_new && outbox_agenda_is_complete(*agenda))
 	{
+		OUTBOX_TRACE_RANGE("raise", outbox_lane_at(lane), note, true);
 		outbox_lane_raise_cursor(outbox_lane_at(lane), note->lo, note->lo.at);
 		outbox_lane_at(lane)->leases_known = true;
 	}
 	return lane;
 }
 
-/* Record a note in a part of the lane; false if there is no room for it. */
+/* Record a note in a part of the lane; false if there is no memory for it. */
 static bool
 record_in_part(OutboxAgenda *agenda, const OutboxLaneNote *note,
 			   const OutboxRecord *record, TimestampTz now)
@@ -89,10 +92,14 @@ record_in_part(OutboxAgenda *agenda, const OutboxLaneNote *note,
 		!outbox_lane_record(outbox_lane_at(part), record))
 		return false;
 	outbox_agenda_update(agenda, part, now);
-	outbox_waiters_call_lane(agenda, part, note->nmessages);
+	outbox_sleepers_call_lane(agenda, part, note->nmessages);
 	return true;
 }
 
+/*
+ * Publish one note.  The agenda must be locked; *agenda may be changed to
+ * NULL.
+ */
 static void
 publish_note(OutboxAgenda **agenda, const OutboxLaneNote *note,
 			 FullTransactionId prepared, TimestampTz now)
@@ -117,12 +124,12 @@ publish_note(OutboxAgenda **agenda, const OutboxLaneNote *note,
 		outbox_agenda_block(*agenda, lane, prepared, true);
 	outbox_agenda_update(*agenda, lane, now);
 	if (outbox_lane_at(lane)->due)
-		outbox_waiters_call_lane(*agenda, lane, note->nmessages);
+		outbox_sleepers_call_lane(*agenda, lane, note->nmessages);
 }
 
 /*
- * The transaction has committed, or was prepared under this id: publish what it
- * has noted.
+ * Publish the notes of a transaction that has committed, or was prepared with
+ * this id.
  */
 void
 outbox_lane_publish(const OutboxLaneNote *notes, int nnotes,
@@ -137,7 +144,7 @@ outbox_lane_publish(const OutboxLaneNote *notes, int nnotes,
 		{
 			if (agenda != NULL)
 			{
-				outbox_waiters_note_time(agenda);
+				outbox_sleepers_note_time(agenda);
 				LWLockRelease(&agenda->lock);
 			}
 			agenda = outbox_agenda_lock_to_report(notes[i].relid);
@@ -147,16 +154,16 @@ outbox_lane_publish(const OutboxLaneNote *notes, int nnotes,
 	}
 	if (agenda != NULL)
 	{
-		outbox_waiters_note_time(agenda);
+		outbox_sleepers_note_time(agenda);
 		LWLockRelease(&agenda->lock);
 	}
 }
 
 /*
- * A transaction xid has ended that has leased messages in this lane, and left
- * marks for that.  If it has committed, they are now for the end of the leases;
- * if it has aborted, the messages can be claimed.  "top" is the transaction of
- * which it is a part.
+ * Update the marks that a transaction xid, which has ended, has left for
+ * leases in this lane.  If it has committed, they now stand for the end of the
+ * leases; if it has aborted, the messages can be claimed.  "top" is its
+ * top-level transaction.
  */
 void
 outbox_lane_end_claim(Oid relid, const OutboxPlace *place, uint64 token,
@@ -182,8 +189,8 @@ outbox_lane_end_claim(Oid relid, const OutboxPlace *place, uint64 token,
 			outbox_agenda_block(agenda, lane, top, true);
 		outbox_agenda_update(agenda, lane, now);
 		if (end == OUTBOX_XACT_ABORTED)
-			outbox_waiters_call_lane(agenda, lane, nmessages);
-		outbox_waiters_note_time(agenda);
+			outbox_sleepers_call_lane(agenda, lane, nmessages);
+		outbox_sleepers_note_time(agenda);
 	}
 	LWLockRelease(&agenda->lock);
 }
@@ -202,13 +209,13 @@ call_blocked(OutboxAgenda *agenda, FullTransactionId xid)
 			continue;
 		outbox_lane_call(outbox_lane_at(lane));
 		outbox_agenda_update(agenda, lane, now);
-		outbox_waiters_call_lane(agenda, lane, 1);
+		outbox_sleepers_call_lane(agenda, lane, 1);
 	}
 }
 
 /*
- * A transaction has ended, or part of it has been rolled back: lanes that wait
- * for it must be visited again.
+ * Call the lanes of a table that wait for a transaction that has ended, or
+ * that has rolled back to a savepoint ("ended" is false).
  */
 void
 outbox_lanes_unblock(Oid relid, FullTransactionId xid, bool ended)
@@ -227,8 +234,8 @@ outbox_lanes_unblock(Oid relid, FullTransactionId xid, bool ended)
 }
 
 /*
- * Look whether one of the transactions has ended that do so silently.  The caller
- * holds the agenda's lock exclusively.
+ * Check whether one of the transactions that end silently has ended.  The
+ * caller must hold the agenda's lock exclusively.
  */
 void
 outbox_lanes_look_at_silent(OutboxAgenda *agenda)

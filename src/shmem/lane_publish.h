@@ -1,6 +1,6 @@
 /*
  * lane_publish.h
- *	  Telling the lanes what a transaction that has ended has done.
+ *	  Publishing to lanes what a transaction has done, when it has ended.
  */
 #ifndef OUTBOX_LANE_PUBLISH_H
 #define OUTBOX_LANE_PUBLISH_H
@@ -20,15 +20,15 @@ typedef enum OutboxNoteKind
 	OUTBOX_NOTE_PART			/* keys for the owner "token" only */
 } OutboxNoteKind;
 
-/* What lanes must know when the transaction has committed. */
+/* What to publish to a lane when the transaction has committed. */
 typedef struct OutboxLaneNote
 {
 	OutboxNoteKind kind;
 	Oid			relid;
 	OutboxPlace place;
 	uint64		token;
-	OutboxKey	lo;
-	OutboxKey	hi;
+	OutboxReadyKey lo;
+	OutboxReadyKey hi;
 	TimestampTz at;
 	int			nmessages;
 } OutboxLaneNote;

@@ -1,19 +1,18 @@
 /*
  * lane_state.c
- *	  What is remembered of one lane: its cursor and its marks.
+ *	  The state of a lane: its cursor and its marks.
  *
- * The functions here keep the invariant that lane.c describes.  A scan leaves
- * behind what it has not decided by outbox_lane_record() and by nothing else;
- * what has been recorded is kept until a scan has visited it.  Where there is no
- * room for it, it is merged with something else, or the cursor is lowered, so
- * that more is visited than necessary, and never less.
+ * The functions here keep the invariant that lane.c describes.  A scan records
+ * what it has left undecided by outbox_lane_record() only; what has been
+ * recorded is kept until a scan has visited it.  If there is no memory for it,
+ * it is merged with something else, or the cursor is lowered, so that more is
+ * visited than necessary, but never less.
  *
- * A lane has two lists of marks.  Those that are due are to be visited, the
+ * A lane has two lists of marks.  Marks that are due must be visited, the
  * first in the list first.  There can be any number of them: each message of a
  * stream that can be claimed because the one before it has ended, but that a
- * scan has passed, is one.  Those that are pending wait for the end of a
- * transaction, or for the end of a lease.  There are few of them, and more than
- * OUTBOX_MAX_PENDING are merged.
+ * scan has passed, is one.  Pending marks wait for the end of a transaction,
+ * or of a lease.  If there are more than OUTBOX_MAX_PENDING, they are merged.
  *
  * The caller must hold the lock of the lane's store, exclusively to change
  * anything.
@@ -25,6 +24,7 @@
 #include "outbox.h"
 #include "shmem/lane_memory.h"
 #include "shmem/lane_state.h"
+#include "trace.h"
 
 /* Marks of one kind this close to each other become one. */
 #define NEAR_IDS 64
@@ -34,7 +34,7 @@
 /* Lists                                                                  */
 /* ---------------------------------------------------------------------- */
 
-/* Among what is due there may be a lease that ends at this time. */
+/* Note that what is due may include a lease that ends at this time. */
 static void
 note_lease_end(OutboxLane *lane, TimestampTz at)
 {
@@ -75,7 +75,7 @@ push_pending(OutboxLane *lane, int cell)
 	lane->npending++;
 }
 
-/* Take a mark off its list. */
+/* Remove a mark from its list. */
 static void
 unlink_mark(OutboxLane *lane, int cell)
 {
@@ -101,8 +101,6 @@ static void
 remove_mark(OutboxLane *lane, int cell)
 {
 	unlink_mark(lane, cell);
-	/* copies of it that scans have stand for nothing any more */
-	outbox_mark_at(cell)->serial = 0;
 	outbox_cell_free(cell);
 }
 
@@ -110,6 +108,7 @@ remove_mark(OutboxLane *lane, int cell)
 /* A lane as a whole                                                      */
 /* ---------------------------------------------------------------------- */
 
+/* Remove all marks of a lane. */
 void
 outbox_lane_forget_marks(OutboxLane *lane)
 {
@@ -119,22 +118,34 @@ outbox_lane_forget_marks(OutboxLane *lane)
 		remove_mark(lane, lane->pending_first);
 }
 
+/* Has the lane no marks at all? */
 bool
 outbox_lane_has_no_marks(const OutboxLane *lane)
 {
 	return lane->due_first == OUTBOX_NIL && lane->pending_first == OUTBOX_NIL;
 }
 
-/* Can the lane be forgotten without anything being missed? */
+/* Is the lane empty, so that it can be evicted without loss? */
 bool
 outbox_lane_is_quiet(const OutboxLane *lane)
 {
 	return lane->next_due == PG_INT64_MAX && lane->leases_known &&
 		!lane->called && outbox_lane_has_no_marks(lane) &&
-		lane->nscans[0] == 0 && lane->nscans[1] == 0 && lane->nparts == 0;
+		lane->nscans[0] == 0 && lane->nscans[1] == 0 && lane->nparts == 0 &&
+		lane->nduties == 0;
 }
 
-/* A transaction has ended that decides what becomes of some of its messages. */
+/* Is it a part of a lane in which there is nothing left to do? */
+bool
+outbox_lane_is_done_part(const OutboxLane *lane)
+{
+	return lane->token != 0 && outbox_lane_has_no_marks(lane) && lane->nduties == 0;
+}
+
+/*
+ * Call a lane: a transaction that decides about some of its messages has
+ * ended.
+ */
 void
 outbox_lane_call(OutboxLane *lane)
 {
@@ -150,15 +161,15 @@ outbox_lane_is_visitable(const OutboxLane *lane, TimestampTz now)
 }
 
 /*
- * When does something become due that is not yet, if nobody reports anything?
- * *lease is when the first lease ends, or has ended.
+ * The next time when something becomes due without a report.  *lease is set to
+ * when the first lease ends, which may be in the past.
  */
 TimestampTz
 outbox_lane_next_time(const OutboxLane *lane, TimestampTz *lease)
 {
 	TimestampTz next = Min(lane->next_due, lane->recheck_at);
 
-	/* where leases are not known, one may have ended */
+	/* if not all leases are known, one may have ended */
 	*lease = !lane->leases_known || lane->called_to_reap ? DT_NOBEGIN :
 		lane->due_first != OUTBOX_NIL ? lane->ended_at : DT_NOEND;
 	for (int cell = lane->pending_first; cell != OUTBOX_NIL;
@@ -175,23 +186,32 @@ outbox_lane_next_time(const OutboxLane *lane, TimestampTz *lease)
 }
 
 /* No message that can be claimed now has a smaller key. */
-OutboxKey
+OutboxReadyKey
 outbox_lane_first_key(const OutboxLane *lane, TimestampTz now)
 {
-	OutboxKey	first = OUTBOX_KEY_MAX;
+	OutboxReadyKey first = OUTBOX_READY_KEY_MAX;
 	int			looked_at = 0;
 
 	if (lane->called || lane->nparts > 0)
-		return OUTBOX_KEY_MIN;
+		return OUTBOX_READY_KEY_MIN;
 	if (lane->next_due <= now)
-		first = outbox_key_max(lane->cursor,
-							   OUTBOX_MAKE(OutboxKey, lane->next_due, PG_INT64_MIN));
+		first = outbox_ready_key_max(lane->cursor,
+									 OUTBOX_MAKE(OutboxReadyKey, lane->next_due, PG_INT64_MIN));
 	for (int cell = lane->due_first; cell != OUTBOX_NIL;
 		 cell = outbox_mark_at(cell)->next)
 	{
 		if (++looked_at > OUTBOX_MAX_PENDING)
-			return OUTBOX_KEY_MIN;
-		first = outbox_key_min(first, outbox_mark_at(cell)->lo);
+			return OUTBOX_READY_KEY_MIN;
+		first = outbox_ready_key_min(first, outbox_mark_at(cell)->lo);
+	}
+	/* while something is due, there is no timer for leases that end */
+	for (int cell = lane->pending_first; cell != OUTBOX_NIL;
+		 cell = outbox_mark_at(cell)->next)
+	{
+		const OutboxMark *mark = outbox_mark_at(cell);
+
+		if (!FullTransactionIdIsValid(mark->xid) && mark->at <= now)
+			first = outbox_ready_key_min(first, mark->lo);
 	}
 	return first;
 }
@@ -200,49 +220,51 @@ outbox_lane_first_key(const OutboxLane *lane, TimestampTz now)
 /* The cursor                                                             */
 /* ---------------------------------------------------------------------- */
 
-/* Scans under way must not move the cursor beyond this key. */
+/* Keep scans in progress from raising the cursor beyond this key. */
 static void
-lower_watches(OutboxLane *lane, OutboxKey key)
+lower_watches(OutboxLane *lane, OutboxReadyKey key)
 {
 	for (int i = 0; i < lengthof(lane->low); i++)
 	{
 		if (lane->nscans[i] > 0)
-			lane->low[i] = outbox_key_min(lane->low[i], key);
+			lane->low[i] = outbox_ready_key_min(lane->low[i], key);
 	}
 }
 
-/* There may be something new from this key on. */
+/* Note that there may be something new from this key on. */
 static void
-report_key(OutboxLane *lane, OutboxKey key)
+report_key(OutboxLane *lane, OutboxReadyKey key)
 {
 	lower_watches(lane, key);
 	lane->next_due = Min(lane->next_due, key.at);
 }
 
-/* Scans must begin at this key again, if not at a smaller one. */
+/* Lower the cursor to this key, if it is above it. */
 static void
-lower_cursor(OutboxLane *lane, OutboxKey key)
+lower_cursor(OutboxLane *lane, OutboxReadyKey key)
 {
 	report_key(lane, key);
-	lane->cursor = outbox_key_min(lane->cursor, key);
+	lane->cursor = outbox_ready_key_min(lane->cursor, key);
 }
 
 /*
- * A scan has visited everything below "key", and recorded what must be visited
- * again.  Nothing from there on is due before next_due.
+ * Raise the cursor to "key", after a scan has visited everything below it and
+ * has recorded what must be visited again.  Nothing from there on is due
+ * before next_due.
  */
 void
-outbox_lane_raise_cursor(OutboxLane *lane, OutboxKey key, TimestampTz next_due)
+outbox_lane_raise_cursor(OutboxLane *lane, OutboxReadyKey key, TimestampTz next_due)
 {
-	Assert(!outbox_key_lt(key, lane->cursor));
+	Assert(!outbox_ready_key_lt(key, lane->cursor));
 	lane->cursor = key;
 	lane->next_due = next_due;
 }
 
 /*
- * A scan begins: from now on the smallest key reported is remembered.  Scans
- * share two of these: one is for those that began before the other was cleared
- * last, so none of them stays low for longer than two scans take.
+ * A scan begins: track the smallest key reported from now on.  All scans share
+ * two such watches: one is for those that began before the other was last
+ * cleared, so neither stays low for longer than two scans take.  Returns which
+ * one it is.
  */
 int
 outbox_lane_watch(OutboxLane *lane)
@@ -252,17 +274,20 @@ outbox_lane_watch(OutboxLane *lane)
 	if (lane->nscans[other] == 0)
 	{
 		lane->phase = other;
-		lane->low[other] = OUTBOX_KEY_MAX;
+		lane->low[other] = OUTBOX_READY_KEY_MAX;
 	}
 	lane->nscans[lane->phase]++;
+	OUTBOX_TRACE_LANE("watch", lane, lane->phase);
 	return lane->phase;
 }
 
+/* A scan that was given this watch has ended. */
 void
 outbox_lane_unwatch(OutboxLane *lane, int phase)
 {
 	Assert(lane->nscans[phase] > 0);
 	lane->nscans[phase]--;
+	OUTBOX_TRACE_LANE("unwatch", lane, phase);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -270,10 +295,10 @@ outbox_lane_unwatch(OutboxLane *lane, int phase)
 /* ---------------------------------------------------------------------- */
 
 static bool
-keys_near(OutboxKey a, OutboxKey b)
+keys_near(OutboxReadyKey a, OutboxReadyKey b)
 {
-	OutboxKey	lo = outbox_key_min(a, b);
-	OutboxKey	hi = outbox_key_max(a, b);
+	OutboxReadyKey lo = outbox_ready_key_min(a, b);
+	OutboxReadyKey hi = outbox_ready_key_max(a, b);
 
 	return hi.at - lo.at <= NEAR_USECS &&
 		hi.id - lo.id <= NEAR_IDS && lo.id - hi.id <= NEAR_IDS;
@@ -283,30 +308,30 @@ keys_near(OutboxKey a, OutboxKey b)
 static bool
 ranges_meet(const OutboxMark *mark, const OutboxRecord *record)
 {
-	if (outbox_key_lt(mark->hi, record->lo))
+	if (outbox_ready_key_lt(mark->hi, record->lo))
 		return keys_near(mark->hi, record->lo);
-	if (outbox_key_lt(record->hi, mark->lo))
+	if (outbox_ready_key_lt(record->hi, mark->lo))
 		return keys_near(record->hi, mark->lo);
 	return true;
 }
 
-/* How far apart in time they are. */
+/* The distance in time between a mark and a record. */
 static int64
 gap_between(const OutboxMark *mark, const OutboxRecord *record)
 {
 	return Max(0, Max(record->lo.at - mark->hi.at, mark->lo.at - record->hi.at));
 }
 
-/* What scans have copied of the mark is no longer all of it. */
+/* Extend a mark; copies of it that scans have become incomplete. */
 static void
 extend_mark(OutboxMark *mark, const OutboxRecord *record)
 {
 	mark->serial = outbox_mark_serial();
-	mark->lo = outbox_key_min(mark->lo, record->lo);
-	mark->hi = outbox_key_max(mark->hi, record->hi);
+	mark->lo = outbox_ready_key_min(mark->lo, record->lo);
+	mark->hi = outbox_ready_key_max(mark->hi, record->hi);
 }
 
-/* Leases that end in the same second, of messages close to each other. */
+/* Do leases end in the same second, of messages close to each other? */
 static bool
 leases_meet(const OutboxMark *mark, const OutboxRecord *record)
 {
@@ -314,7 +339,7 @@ leases_meet(const OutboxMark *mark, const OutboxRecord *record)
 		gap_between(mark, record) <= USECS_PER_SEC;
 }
 
-/* Can the record be added to this pending mark, at no cost? */
+/* Can the record be added to this pending mark without extra visits? */
 static bool
 mark_includes(const OutboxMark *mark, const OutboxRecord *record)
 {
@@ -326,9 +351,10 @@ mark_includes(const OutboxMark *mark, const OutboxRecord *record)
 }
 
 /*
- * There is no room for another pending mark: add the record to the one closest
- * to it, if possible of its kind.  If their conditions differ, the mark will be
- * visited at once.  False if there is no mark.
+ * There is no room for another pending mark: add the record to the closest
+ * one, if possible of its kind.  If their conditions differ, the mark becomes
+ * due at once; the ends of its leases are noted as it had them.  False if
+ * there is no mark.
  */
 static bool
 merge_pending(OutboxLane *lane, const OutboxRecord *record)
@@ -346,7 +372,8 @@ merge_pending(OutboxLane *lane, const OutboxRecord *record)
 
 		mark = outbox_mark_at(cell);
 		alike = FullTransactionIdEquals(mark->xid, record->xid) &&
-			(mark->at == record->at || !FullTransactionIdIsValid(record->xid));
+			(mark->at == record->at ||
+			 (!FullTransactionIdIsValid(record->xid) && record->at != DT_NOBEGIN));
 		gap = gap_between(mark, record);
 		if (best == OUTBOX_NIL || alike > best_alike ||
 			(alike == best_alike && gap < best_gap))
@@ -372,7 +399,7 @@ merge_pending(OutboxLane *lane, const OutboxRecord *record)
 	return true;
 }
 
-/* No cell is left: add the record to a mark that there is already. */
+/* There is no free cell: add the record to an existing mark. */
 static bool
 merge_somewhere(OutboxLane *lane, const OutboxRecord *record, bool due)
 {
@@ -385,7 +412,7 @@ merge_somewhere(OutboxLane *lane, const OutboxRecord *record, bool due)
 	return true;
 }
 
-/* A mark for the record, unless one that there is already includes it. */
+/* Add a mark for the record, unless an existing one includes it. */
 static bool
 add_mark(OutboxLane *lane, const OutboxRecord *record, bool due)
 {
@@ -434,11 +461,24 @@ add_mark(OutboxLane *lane, const OutboxRecord *record, bool due)
 	return true;
 }
 
-/* Leases, to be visited when they end. */
+/* Keep a record in a mark, if there is room. */
+static bool
+keep_in_mark(OutboxLane *lane, const OutboxRecord *record, bool due)
+{
+	bool		kept = add_mark(lane, record, due);
+
+	OUTBOX_TRACE_RANGE("mark", lane, record, kept);
+	return kept;
+}
+
+/*
+ * Record leases, which must be visited when they end, or if a transaction that
+ * has ended them aborts.
+ */
 static void
 record_leases(OutboxLane *lane, const OutboxRecord *record)
 {
-	if (add_mark(lane, record, false))
+	if (keep_in_mark(lane, record, false))
 		return;
 	lower_cursor(lane, record->lo);
 	lane->leases_known = false;
@@ -446,12 +486,14 @@ record_leases(OutboxLane *lane, const OutboxRecord *record)
 }
 
 /*
- * Keep in mind that lo..hi must be visited again.  From the cursor on that
- * needs no mark, because the next scan comes by, if it knows that it must; but
- * a lease is always in a mark, or it would not be known when it ends.
+ * Record that lo..hi must be visited again.  From the cursor on that needs no
+ * mark, because lowering next_due makes the next scan visit it in time; but a
+ * lease is always in a mark, because otherwise its end would not be known.  So
+ * is what a transaction has moved: it may have been leased, and its mark may
+ * have been visited and removed.
  *
- * False if there is no room, which happens only to a part of a lane: the caller
- * must then record it in the lane itself.
+ * False if there is no memory, which happens only with a part of a lane: the
+ * caller must then record it in the lane itself.
  */
 bool
 outbox_lane_record(OutboxLane *lane, const OutboxRecord *record)
@@ -460,25 +502,26 @@ outbox_lane_record(OutboxLane *lane, const OutboxRecord *record)
 	bool		due = !FullTransactionIdIsValid(record->xid) &&
 	record->at == DT_NOBEGIN;
 
-	Assert(!outbox_key_lt(record->hi, record->lo));
+	Assert(!outbox_ready_key_lt(record->hi, record->lo));
 	if (lane->token != 0)
 		return add_mark(lane, record, due);
-	if (record->at != DT_NOBEGIN && record->at != DT_NOEND)
+	OUTBOX_TRACE_RANGE("record", lane, record, record->at);
+	if (record->at != DT_NOBEGIN)
 	{
 		record_leases(lane, record);
 		return true;
 	}
-	if (!outbox_key_lt(record->hi, lane->cursor))
-		report_key(lane, outbox_key_max(record->lo, lane->cursor));
-	if (!outbox_key_lt(record->lo, lane->cursor))
+	if (!outbox_ready_key_lt(record->hi, lane->cursor))
+		report_key(lane, outbox_ready_key_max(record->lo, lane->cursor));
+	if (!outbox_ready_key_lt(record->lo, lane->cursor))
 		return true;
-	below.hi = outbox_key_min(record->hi, lane->cursor);
-	if (!add_mark(lane, &below, due))
+	below.hi = outbox_ready_key_min(record->hi, lane->cursor);
+	if (!keep_in_mark(lane, &below, due))
 		lower_cursor(lane, record->lo);
 	return true;
 }
 
-/* What was for one owner is for all. */
+/* Move the marks of a part, which are for one owner, to the lane, for all. */
 void
 outbox_lane_take_over_marks(OutboxLane *lane, OutboxLane *part)
 {
@@ -500,7 +543,7 @@ outbox_lane_take_over_marks(OutboxLane *lane, OutboxLane *part)
 /* Visiting                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* Leases have ended: what is pending for that is due now. */
+/* Make pending marks due whose leases have ended. */
 void
 outbox_lane_make_due(OutboxLane *lane, TimestampTz now)
 {
@@ -531,8 +574,8 @@ copy_mark(int cell, OutboxMarkCopy *copy)
 }
 
 /*
- * Copy the first marks that are due, at most "max"; how many.  They become the
- * last, so that another scan will take others.
+ * Copy the first marks that are due, at most "max"; returns how many.  They
+ * are moved to the end, so that another scan will take others.
  */
 int
 outbox_lane_copy_due(OutboxLane *lane, OutboxMarkCopy *copies, int max)
@@ -554,8 +597,8 @@ outbox_lane_copy_due(OutboxLane *lane, OutboxMarkCopy *copies, int max)
 }
 
 /*
- * Copy the pending marks that wait for a transaction, or the others; how many.
- * There must be room for OUTBOX_MAX_PENDING.
+ * Copy the pending marks that wait for a transaction, or the others; returns
+ * how many.  There must be room for OUTBOX_MAX_PENDING.
  */
 int
 outbox_lane_copy_pending(const OutboxLane *lane, OutboxMarkCopy *copies,
@@ -573,34 +616,34 @@ outbox_lane_copy_pending(const OutboxLane *lane, OutboxMarkCopy *copies,
 	return n;
 }
 
-/* Is it still the mark that was copied? */
+/* Is this still the mark that was copied? */
 static bool
 mark_stands(const OutboxMark *mark, const OutboxMarkCopy *copy)
 {
 	return mark->serial == copy->serial &&
-		outbox_key_cmp(mark->lo, copy->record.lo) == 0 &&
-		outbox_key_cmp(mark->hi, copy->record.hi) == 0 &&
+		outbox_ready_key_cmp(mark->lo, copy->record.lo) == 0 &&
+		outbox_ready_key_cmp(mark->hi, copy->record.hi) == 0 &&
 		FullTransactionIdEquals(mark->xid, copy->record.xid);
 }
 
 /*
- * A mark could be visited, and was, up to "done".  Drop that much of it.  What is
- * left is due, whatever it waited for before.
+ * Drop the part of a mark that a scan has visited, which is up to "done".  The
+ * rest is due, whatever it waited for before.
  */
 void
 outbox_lane_drop_mark(OutboxLane *lane, const OutboxMarkCopy *copy,
-					  OutboxKey done)
+					  OutboxReadyKey done)
 {
 	OutboxMark *mark = outbox_mark_at(copy->cell);
 
 	if (!mark_stands(mark, copy))
 		return;
-	if (outbox_key_lt(mark->hi, done))
+	if (outbox_ready_key_lt(mark->hi, done))
 	{
 		remove_mark(lane, copy->cell);
 		return;
 	}
-	mark->lo = outbox_key_max(mark->lo, done);
+	mark->lo = outbox_ready_key_max(mark->lo, done);
 	if (mark->due)
 		return;
 	unlink_mark(lane, copy->cell);
@@ -619,7 +662,7 @@ find_pending(const OutboxLane *lane, FullTransactionId xid)
 	return cell;
 }
 
-/* Our transaction xid has committed: its leases stand. */
+/* Turn the marks of our committed transaction xid into those of its leases. */
 void
 outbox_lane_decide(OutboxLane *lane, FullTransactionId xid)
 {

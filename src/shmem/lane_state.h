@@ -1,6 +1,6 @@
 /*
  * lane_state.h
- *	  What is remembered of one lane: its cursor and its marks.
+ *	  The state of a lane: its cursor and its marks.
  */
 #ifndef OUTBOX_LANE_STATE_H
 #define OUTBOX_LANE_STATE_H
@@ -12,16 +12,16 @@
 #include "outbox.h"
 #include "shmem/lane_memory.h"
 
-/* What is to be recorded; see OutboxMark. */
+/* Something to record; see OutboxMark. */
 typedef struct OutboxRecord
 {
-	OutboxKey	lo;
-	OutboxKey	hi;
+	OutboxReadyKey lo;
+	OutboxReadyKey hi;
 	FullTransactionId xid;
 	TimestampTz at;
 } OutboxRecord;
 
-/* A mark as a scan has taken it along, and which it was. */
+/* A scan's copy of a mark, and which mark it was. */
 typedef struct OutboxMarkCopy
 {
 	int			cell;
@@ -32,16 +32,17 @@ typedef struct OutboxMarkCopy
 extern void outbox_lane_forget_marks(OutboxLane *lane);
 extern bool outbox_lane_has_no_marks(const OutboxLane *lane);
 extern bool outbox_lane_is_quiet(const OutboxLane *lane);
+extern bool outbox_lane_is_done_part(const OutboxLane *lane);
 extern void outbox_lane_call(OutboxLane *lane);
 extern bool outbox_lane_is_visitable(const OutboxLane *lane, TimestampTz now);
 extern TimestampTz outbox_lane_next_time(const OutboxLane *lane,
 										 TimestampTz *lease);
-extern OutboxKey outbox_lane_first_key(const OutboxLane *lane,
-									   TimestampTz now);
+extern OutboxReadyKey outbox_lane_first_key(const OutboxLane *lane,
+											TimestampTz now);
 
 extern bool outbox_lane_record(OutboxLane *lane, const OutboxRecord *record);
 extern void outbox_lane_take_over_marks(OutboxLane *lane, OutboxLane *part);
-extern void outbox_lane_raise_cursor(OutboxLane *lane, OutboxKey key,
+extern void outbox_lane_raise_cursor(OutboxLane *lane, OutboxReadyKey key,
 									 TimestampTz next_due);
 
 extern void outbox_lane_make_due(OutboxLane *lane, TimestampTz now);
@@ -50,7 +51,7 @@ extern int	outbox_lane_copy_due(OutboxLane *lane, OutboxMarkCopy *copies,
 extern int	outbox_lane_copy_pending(const OutboxLane *lane,
 									 OutboxMarkCopy *copies, bool undecided);
 extern void outbox_lane_drop_mark(OutboxLane *lane, const OutboxMarkCopy *copy,
-								  OutboxKey done);
+								  OutboxReadyKey done);
 extern void outbox_lane_decide(OutboxLane *lane, FullTransactionId xid);
 
 

@@ -1,20 +1,20 @@
 /*
  * lane_xact.c
- *	  What a transaction has done to lanes, and what its end means for them.
+ *	  What a transaction has done to lanes, and the actions at its end.
  *
  * Lists in local memory, each forgotten with the transaction:
  *
- *	notes		what the lanes are to know when it commits
+ *	notes		what to publish to lanes when it commits
  *	moves		keys that rows were moved away from, or deleted at
  *	claims		lanes that have marks of its own
- *	watches		scans under way, to be called off if they end in an error
- *	tables		all tables of ours that it has changed
+ *	watches		scans in progress, to cancel if they end in an error
+ *	tables		all tables of the extension that it has changed
  *
- * A table is doubtful in a transaction that has done something to it of which
- * the lanes cannot know: TRUNCATE, or writing rows where the memory could not be
- * reached.  Scans of a doubtful table in this transaction use no memory, and the
- * table's epoch is raised at the transaction's end, whichever way, and when it is
- * rolled back to a savepoint.
+ * A table is doubtful in a transaction that has changed it in a way which
+ * cannot be reported to lanes: TRUNCATE, or writing rows without access to
+ * shared memory.  Scans of a doubtful table in this transaction do not use
+ * shared memory, and the table's epoch is raised at the end of the
+ * transaction, commit or abort, and at a rollback to a savepoint.
  */
 #include "postgres.h"
 
@@ -35,7 +35,7 @@
 #include "util/grow.h"
 #include "util/hash.h"
 
-/* How far back to look for an entry that a key can be added to. */
+/* Number of entries to check for one that a key can be added to. */
 #define LOOK_BACK 8
 
 /* Keys that rows were moved away from. */
@@ -43,12 +43,12 @@ typedef struct Move
 {
 	Oid			relid;
 	OutboxPlace place;
-	OutboxKey	lo;
-	OutboxKey	hi;
+	OutboxReadyKey lo;
+	OutboxReadyKey hi;
 	TransactionId xid;
 } Move;
 
-/* A lane in which we have claimed. */
+/* A lane in which this transaction has claimed. */
 typedef struct Claim
 {
 	Oid			relid;
@@ -58,7 +58,9 @@ typedef struct Claim
 	int			nmessages;
 } Claim;
 
-/* A scan under way, and the transaction depth that began it. */
+/*
+ * A scan in progress, and the nesting level of the transaction that began it.
+ */
 typedef struct Watch
 {
 	Oid			relid;
@@ -72,7 +74,7 @@ typedef struct Table
 {
 	Oid			relid;
 	bool		doubtful;
-	TimestampTz expires_at;		/* the earliest in what was written */
+	TimestampTz expires_at;		/* the earliest among rows written */
 } Table;
 
 static OutboxLaneNote *notes = NULL;
@@ -95,7 +97,7 @@ static Table *tables = NULL;
 static int	ntables = 0;
 static int	max_tables = 0;
 
-/* Make room for one more element of one of the lists. */
+/* Make room for one more element in a list. */
 #define MAKE_ROOM(list, n, max) \
 	((list) = outbox_grow_in(TopMemoryContext, (list), (n), &(max), \
 							 sizeof(*(list))))
@@ -104,7 +106,7 @@ static int	max_tables = 0;
 /* Tables                                                                 */
 /* ---------------------------------------------------------------------- */
 
-/* This transaction changes a table of ours. */
+/* Note that this transaction changes a table of the extension. */
 static Table *
 note_table(Oid relid)
 {
@@ -115,7 +117,7 @@ note_table(Oid relid)
 	}
 	MAKE_ROOM(tables, ntables, max_tables);
 	tables[ntables] = OUTBOX_MAKE(Table, relid, false, DT_NOEND);
-	/* what is needed at the end is made ready while that is possible */
+	/* prepare for the end of the transaction while that is possible */
 	if (outbox_lane_memory() != NULL)
 		outbox_directory_prepare();
 	else
@@ -126,7 +128,7 @@ note_table(Oid relid)
 	return &tables[ntables++];
 }
 
-/* Something is done to the table that the lanes do not learn of. */
+/* Note a change of the table that cannot be reported to lanes. */
 void
 outbox_lane_note_doubtful(Oid relid)
 {
@@ -134,6 +136,7 @@ outbox_lane_note_doubtful(Oid relid)
 	outbox_epoch_raise(relid);
 }
 
+/* Is the table doubtful in this transaction? */
 bool
 outbox_lane_is_doubtful(Oid relid)
 {
@@ -145,7 +148,7 @@ outbox_lane_is_doubtful(Oid relid)
 	return false;
 }
 
-/* A message was written that expires, or has expired, at this time. */
+/* Note that a message was written that expires at this time. */
 void
 outbox_lane_note_expiry(Oid relid, TimestampTz expires_at)
 {
@@ -154,7 +157,9 @@ outbox_lane_note_expiry(Oid relid, TimestampTz expires_at)
 	table->expires_at = Min(table->expires_at, expires_at);
 }
 
-/* The earliest of them in this transaction; DT_NOEND if there is none. */
+/*
+ * The earliest of these times in this transaction; DT_NOEND if there is none.
+ */
 TimestampTz
 outbox_lane_noted_expiry(Oid relid)
 {
@@ -170,6 +175,7 @@ outbox_lane_noted_expiry(Oid relid)
 /* Notes                                                                  */
 /* ---------------------------------------------------------------------- */
 
+/* Add a note, merging it with a recent one if possible. */
 static void
 add_note(const OutboxLaneNote *note)
 {
@@ -185,8 +191,8 @@ add_note(const OutboxLaneNote *note)
 			have->lo.at == note->lo.at && have->hi.at == note->hi.at &&
 			outbox_place_equal(&have->place, &note->place))
 		{
-			have->lo = outbox_key_min(have->lo, note->lo);
-			have->hi = outbox_key_max(have->hi, note->hi);
+			have->lo = outbox_ready_key_min(have->lo, note->lo);
+			have->hi = outbox_ready_key_max(have->hi, note->hi);
 			have->nmessages += note->nmessages;
 			return;
 		}
@@ -196,25 +202,28 @@ add_note(const OutboxLaneNote *note)
 }
 
 /*
- * Keys lo..hi, which are in the ready index, may be claimable when this
- * transaction has committed, so many messages of them.
+ * Note that the keys lo..hi, which are in the ready index, may be claimable
+ * when this transaction has committed; they are so many messages.
  */
 void
-outbox_lane_note_new(Oid relid, const OutboxPlace *place, OutboxKey lo,
-					 OutboxKey hi, int nmessages)
+outbox_lane_note_new(Oid relid, const OutboxPlace *place, OutboxReadyKey lo,
+					 OutboxReadyKey hi, int nmessages)
 {
 	OutboxLaneNote note = {
 		.kind = OUTBOX_NOTE_NEW,.relid = relid,.place = *place,
 		.lo = lo,.hi = hi,.nmessages = nmessages
 	};
 
-	Assert(!outbox_key_lt(hi, lo));
+	Assert(!outbox_ready_key_lt(hi, lo));
 	add_note(&note);
 }
 
-/* The message with this key is leased, not by a scan that records it. */
+/*
+ * Note that the message with this key was leased, other than by a scan that
+ * records it.
+ */
 void
-outbox_lane_note_lease(Oid relid, const OutboxPlace *place, OutboxKey key,
+outbox_lane_note_lease(Oid relid, const OutboxPlace *place, OutboxReadyKey key,
 					   TimestampTz locked_until)
 {
 	OutboxLaneNote note = {
@@ -225,10 +234,10 @@ outbox_lane_note_lease(Oid relid, const OutboxPlace *place, OutboxKey key,
 	add_note(&note);
 }
 
-/* The message with this key can be claimed by one owner only. */
+/* Note that the message with this key can be claimed by one owner only. */
 void
 outbox_lane_note_part(Oid relid, const OutboxPlace *place, uint64 token,
-					  OutboxKey key)
+					  OutboxReadyKey key)
 {
 	OutboxLaneNote note = {
 		.kind = OUTBOX_NOTE_PART,.relid = relid,.place = *place,
@@ -239,13 +248,13 @@ outbox_lane_note_part(Oid relid, const OutboxPlace *place, uint64 token,
 }
 
 /*
- * Read what this transaction has noted of a table as claimable, or as leased until
- * then at most, one entry a call: its own scans must visit it, though nobody else
- * knows yet.  *next counts up from 0.  False when there are no more.
+ * Iterate over what this transaction has noted of a table as claimable, or as
+ * leased until "until" at most: its own scans must visit that, although it is
+ * not published yet.  *next must be 0 at first.  False at the end.
  */
 bool
 outbox_lane_next_noted(Oid relid, TimestampTz until, int *next,
-					   OutboxPlace *place, OutboxKey *lo, OutboxKey *hi)
+					   OutboxPlace *place, OutboxReadyKey *lo, OutboxReadyKey *hi)
 {
 	while (*next < nnotes)
 	{
@@ -267,11 +276,12 @@ outbox_lane_next_noted(Oid relid, TimestampTz until, int *next,
 /* ---------------------------------------------------------------------- */
 
 /*
- * The current transaction has moved a row away from this key, or deleted it.
- * Its own scans do not see it there, and it is back if the transaction aborts.
+ * Note that the current transaction has moved a row away from this key, or has
+ * deleted it.  Its own scans do not see the row there, but it is back if the
+ * transaction aborts.
  */
 void
-outbox_lane_note_moved(Oid relid, const OutboxPlace *place, OutboxKey key)
+outbox_lane_note_moved(Oid relid, const OutboxPlace *place, OutboxReadyKey key)
 {
 	TransactionId xid = GetCurrentTransactionId();
 
@@ -283,8 +293,8 @@ outbox_lane_note_moved(Oid relid, const OutboxPlace *place, OutboxKey key)
 		if (have->xid == xid && have->relid == relid &&
 			outbox_place_equal(&have->place, place))
 		{
-			have->lo = outbox_key_min(have->lo, key);
-			have->hi = outbox_key_max(have->hi, key);
+			have->lo = outbox_ready_key_min(have->lo, key);
+			have->hi = outbox_ready_key_max(have->hi, key);
 			return;
 		}
 	}
@@ -292,6 +302,7 @@ outbox_lane_note_moved(Oid relid, const OutboxPlace *place, OutboxKey key)
 	moves[nmoves++] = OUTBOX_MAKE(Move, relid, *place, key, key, xid);
 }
 
+/* Has this transaction moved or deleted any row of the table? */
 bool
 outbox_lane_has_moved(Oid relid)
 {
@@ -303,7 +314,9 @@ outbox_lane_has_moved(Oid relid)
 	return false;
 }
 
-/* Read the moves in a lane, one a call; as outbox_lane_next_noted. */
+/*
+ * Iterate over the moves in a lane, as outbox_lane_next_noted does over notes.
+ */
 bool
 outbox_lane_next_moved(Oid relid, const OutboxPlace *place, int *next,
 					   OutboxRecord *record)
@@ -321,7 +334,10 @@ outbox_lane_next_moved(Oid relid, const OutboxPlace *place, int *next,
 	return false;
 }
 
-/* Read the lanes in which there are moves, one a call, perhaps several times. */
+/*
+ * Iterate over the lanes that have moves; a lane may be returned several
+ * times.
+ */
 bool
 outbox_lane_next_moved_place(Oid relid, int *next, OutboxPlace *place)
 {
@@ -337,7 +353,7 @@ outbox_lane_next_moved_place(Oid relid, int *next, OutboxPlace *place)
 	return false;
 }
 
-/* The current transaction has left marks of its own in a lane. */
+/* Note that the current transaction has left marks of its own in a lane. */
 void
 outbox_lane_note_claim(Oid relid, const OutboxPlace *place, uint64 token,
 					   int nmessages)
@@ -360,7 +376,10 @@ outbox_lane_note_claim(Oid relid, const OutboxPlace *place, uint64 token,
 	claims[nclaims++] = OUTBOX_MAKE(Claim, relid, *place, token, xid, nmessages);
 }
 
-/* Read the lanes in which it has claimed, one a call, perhaps several times. */
+/*
+ * Iterate over the lanes in which it has claimed; a lane may be returned
+ * several times.
+ */
 bool
 outbox_lane_next_claimed_place(Oid relid, int *next, OutboxPlace *place)
 {
@@ -381,8 +400,8 @@ outbox_lane_next_claimed_place(Oid relid, int *next, OutboxPlace *place)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Make room for one more.  Not later: an error between taking a watch and
- * noting it would leave the watch behind.
+ * Make room for one more watch.  This must precede outbox_lane_hold_watch,
+ * because an error between taking a watch and noting it would leak the watch.
  */
 void
 outbox_lane_reserve_watch(void)
@@ -390,6 +409,7 @@ outbox_lane_reserve_watch(void)
 	MAKE_ROOM(watches, nwatches, max_watches);
 }
 
+/* Note that a scan has taken a watch.  Does not fail. */
 void
 outbox_lane_hold_watch(Oid relid, const OutboxPlace *place, uint32 resets,
 					   int phase)
@@ -399,7 +419,7 @@ outbox_lane_hold_watch(Oid relid, const OutboxPlace *place, uint32 resets,
 									  GetCurrentTransactionNestLevel());
 }
 
-/* One of them has been given back. */
+/* Forget a watch that has been released. */
 void
 outbox_lane_drop_watch(Oid relid, const OutboxPlace *place, int phase)
 {
@@ -414,7 +434,7 @@ outbox_lane_drop_watch(Oid relid, const OutboxPlace *place, int phase)
 	}
 }
 
-/* Give back the watches taken at this transaction depth, or deeper. */
+/* Release the watches taken at this nesting level, or deeper. */
 static void
 call_off(int nest_level)
 {
@@ -433,7 +453,7 @@ call_off(int nest_level)
 			if (lane != OUTBOX_NIL)
 			{
 				outbox_lane_unwatch(outbox_lane_at(lane), watch->phase);
-				/* what the scan was called for is still to be done */
+				/* what the scan was called for must still be done */
 				outbox_lane_call(outbox_lane_at(lane));
 				outbox_agenda_update(agenda, lane, GetCurrentTimestamp());
 			}
@@ -448,7 +468,9 @@ call_off(int nest_level)
 /* The end                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* A transaction's id in 64 bits, if it is not long over. */
+/*
+ * Extend the id of a recent transaction to 64 bits.
+ */
 FullTransactionId
 outbox_full_xid(TransactionId xid)
 {
@@ -464,7 +486,7 @@ outbox_full_xid(TransactionId xid)
 static void
 end_claim(const Claim *claim, TransactionId top, OutboxXactEnd end)
 {
-	/* a savepoint may have been rolled back, and its claims with it */
+	/* the savepoint of the claim may have been rolled back */
 	if (end == OUTBOX_XACT_COMMITTED && !TransactionIdDidCommit(claim->xid))
 		end = OUTBOX_XACT_ABORTED;
 	if (end == OUTBOX_XACT_ABORTED)
@@ -474,7 +496,10 @@ end_claim(const Claim *claim, TransactionId top, OutboxXactEnd end)
 						  claim->nmessages, end);
 }
 
-/* What others know of the tables that are doubtful may be wrong from now on. */
+/*
+ * Raise the epochs of doubtful tables, since what others know may be wrong
+ * now.
+ */
 static void
 raise_doubtful(void)
 {
@@ -485,7 +510,9 @@ raise_doubtful(void)
 	}
 }
 
-/* The transaction has ended, or was prepared. */
+/*
+ * Publish everything at the end of the transaction, or when it was prepared.
+ */
 void
 outbox_lane_xact_end(OutboxXactEnd end)
 {
@@ -494,7 +521,7 @@ outbox_lane_xact_end(OutboxXactEnd end)
 	if (nwatches > 0)
 		call_off(0);
 	raise_doubtful();
-	/* if it was prepared, they find that its end will not be reported */
+	/* if it was prepared, they detect that its end will not be reported */
 	for (int i = 0; i < ntables && TransactionIdIsValid(top); i++)
 		outbox_lanes_unblock(tables[i].relid, outbox_full_xid(top), true);
 	for (int i = 0; i < nclaims; i++)
@@ -511,7 +538,9 @@ outbox_lane_xact_end(OutboxXactEnd end)
 	nnotes = nmoves = nclaims = ntables = 0;
 }
 
-/* What was claimed after the savepoint can be claimed by others again. */
+/*
+ * A savepoint was rolled back: what was claimed after it can be claimed again.
+ */
 void
 outbox_lane_subxact_abort(void)
 {

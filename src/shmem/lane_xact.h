@@ -1,6 +1,6 @@
 /*
  * lane_xact.h
- *	  What a transaction has done to lanes, and what its end means for them.
+ *	  What a transaction has done to lanes, and the actions at its end.
  */
 #ifndef OUTBOX_LANE_XACT_H
 #define OUTBOX_LANE_XACT_H
@@ -15,13 +15,13 @@
 extern void outbox_lane_note_expiry(Oid relid, TimestampTz expires_at);
 extern TimestampTz outbox_lane_noted_expiry(Oid relid);
 extern void outbox_lane_note_new(Oid relid, const OutboxPlace *place,
-								 OutboxKey lo, OutboxKey hi, int nmessages);
+								 OutboxReadyKey lo, OutboxReadyKey hi, int nmessages);
 extern void outbox_lane_note_lease(Oid relid, const OutboxPlace *place,
-								   OutboxKey key, TimestampTz locked_until);
+								   OutboxReadyKey key, TimestampTz locked_until);
 extern void outbox_lane_note_part(Oid relid, const OutboxPlace *place,
-								  uint64 token, OutboxKey key);
+								  uint64 token, OutboxReadyKey key);
 extern void outbox_lane_note_moved(Oid relid, const OutboxPlace *place,
-								   OutboxKey key);
+								   OutboxReadyKey key);
 extern void outbox_lane_note_claim(Oid relid, const OutboxPlace *place,
 								   uint64 token, int nmessages);
 extern bool outbox_lane_next_claimed_place(Oid relid, int *next,
@@ -34,8 +34,8 @@ extern bool outbox_lane_next_moved(Oid relid, const OutboxPlace *place,
 extern bool outbox_lane_next_moved_place(Oid relid, int *next,
 										 OutboxPlace *place);
 extern bool outbox_lane_next_noted(Oid relid, TimestampTz until, int *next,
-								   OutboxPlace *place, OutboxKey *lo,
-								   OutboxKey *hi);
+								   OutboxPlace *place, OutboxReadyKey *lo,
+								   OutboxReadyKey *hi);
 extern bool outbox_lane_is_doubtful(Oid relid);
 
 extern void outbox_lane_reserve_watch(void);

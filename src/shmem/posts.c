@@ -1,9 +1,10 @@
 /*
  * posts.c
- *	  What the launcher, the workers, and those who have work for them share.
+ *	  State shared by the launcher, the workers, and sessions with work for
+ *	  them.
  *
  * A post is a place where a worker may be needed.  The launcher makes posts
- * for the databases that it is to serve, and the worker of a database makes
+ * for the databases that it must serve, and the worker of a database makes
  * those of the roles that have handlers there.  A post has at most one worker.
  *
  *	idle ----- called, or due -----> running ----- nothing to do -----> idle
@@ -11,17 +12,18 @@
  *	                                    +--- error, or terminated ---> idle,
  *	                                                 due after a delay
  *
- * Only the launcher sets "running", and only it clears it, when the server
- * tells that the process has ended.  A worker that wants to leave does so
- * under the lock, and not if it was called meanwhile: so no call is lost.  One
- * that leaves because it is another's turn is due at once, so it need not care.
+ * Only the launcher sets "running", and only it clears it, when the postmaster
+ * reports that the process has ended.  A worker leaves under the lock, and
+ * only if it was not called in the meantime: so no call is lost.  A worker
+ * that leaves to make way for another one sets its post due at once, so it
+ * need not check for calls.
  *
- * Every commit that makes something claimable asks whom it concerns.  So the
- * posts of a database are chained, and each has its lanes as a Bloom filter: a
- * worker is sometimes called in vain, but never left uncalled.
+ * Every commit that makes something claimable looks for the posts that it
+ * concerns.  So the posts of a database are chained, and each has its lanes as
+ * a Bloom filter: a worker is sometimes called in vain, but no call is missed.
  *
- * Only with the library preloaded is there a launcher; without, this is empty
- * and all calls come to nothing.
+ * There is a launcher only if the library is preloaded; otherwise there are no
+ * posts, and calls have no effect.
  */
 #include "postgres.h"
 
@@ -35,8 +37,8 @@
 #include "util/guc.h"
 
 /*
- * While the block of shared memory is made.  Entries that were never used need
- * no initialisation.
+ * Initialize the state, when the block of shared memory is created.  Entries
+ * that were never used need no initialization.
  */
 void
 outbox_workers_init(OutboxWorkersState *state, int tranche)
@@ -55,7 +57,7 @@ outbox_workers_init(OutboxWorkersState *state, int tranche)
 		state->buckets[i] = -1;
 }
 
-/* NULL if there can be no workers. */
+/* The state; NULL if there can be no workers. */
 OutboxWorkersState *
 outbox_workers_state(void)
 {
@@ -74,7 +76,7 @@ bucket_of(OutboxWorkersState *state, Oid dbid)
 	return &state->buckets[murmurhash32(dbid) % OUTBOX_POST_BUCKETS];
 }
 
-/* The first post in this part of a chain that is the database's. */
+/* The first post of the database in the rest of a chain. */
 static OutboxPost *
 of_database(OutboxWorkersState *state, int at, Oid dbid)
 {
@@ -83,7 +85,7 @@ of_database(OutboxWorkersState *state, int at, Oid dbid)
 	return at < 0 ? NULL : &state->posts[at];
 }
 
-/* The posts of a database, one after the other.  The lock must be held. */
+/* Iterate over the posts of a database.  The caller must hold the lock. */
 OutboxPost *
 outbox_post_first(OutboxWorkersState *state, Oid dbid)
 {
@@ -91,6 +93,7 @@ outbox_post_first(OutboxWorkersState *state, Oid dbid)
 	return of_database(state, *bucket_of(state, dbid), dbid);
 }
 
+/* The next one after outbox_post_first; NULL at the end. */
 OutboxPost *
 outbox_post_next(OutboxWorkersState *state, const OutboxPost *post)
 {
@@ -98,7 +101,7 @@ outbox_post_next(OutboxWorkersState *state, const OutboxPost *post)
 	return of_database(state, post->next, post->dbid);
 }
 
-/* The lock must be held. */
+/* Find a post; NULL if there is none.  The caller must hold the lock. */
 OutboxPost *
 outbox_post_find(OutboxWorkersState *state, Oid dbid, Oid roleid)
 {
@@ -122,8 +125,9 @@ free_entry(OutboxWorkersState *state)
 }
 
 /*
- * The same, making it; NULL if there is no room.  A new post is concerned by
- * all lanes until its worker says otherwise.  Exclusive lock.
+ * Find a post, or make it; NULL if there is no room.  All lanes concern a new
+ * post until its worker has set them.  The caller must hold the lock
+ * exclusively.
  */
 OutboxPost *
 outbox_post_make(OutboxWorkersState *state, Oid dbid, Oid roleid)
@@ -149,7 +153,7 @@ outbox_post_make(OutboxWorkersState *state, Oid dbid, Oid roleid)
 	return post;
 }
 
-/* Nobody wants this post any more.  Exclusive lock. */
+/* Free a post.  The caller must hold the lock exclusively. */
 void
 outbox_post_free(OutboxWorkersState *state, OutboxPost *post)
 {
@@ -173,7 +177,7 @@ outbox_post_free(OutboxWorkersState *state, OutboxPost *post)
 
 #define LANE_BITS (OUTBOX_LANE_WORDS * 64)
 
-/* The two bits of a lane. */
+/* The two bits of a lane in the filter. */
 static void
 bits_of(int64 lane, uint32 *first, uint32 *second)
 {
@@ -183,12 +187,14 @@ bits_of(int64 lane, uint32 *first, uint32 *second)
 	*second = (mixed >> 32) % LANE_BITS;
 }
 
+/* Remove all lanes from a post.  The caller must hold the lock exclusively. */
 void
 outbox_post_no_lanes(OutboxPost *post)
 {
 	memset(post->lanes, 0, sizeof(post->lanes));
 }
 
+/* Add a lane to a post.  The caller must hold the lock exclusively. */
 void
 outbox_post_add_lane(OutboxPost *post, int64 lane)
 {
@@ -228,7 +234,7 @@ concerns(const OutboxWorkersCall *call, const OutboxPost *post)
 	return false;
 }
 
-/* Has this database called before, without being served since? */
+/* Is this database among those that have called and are not served? */
 static bool
 is_strange(const OutboxWorkersState *state)
 {
@@ -241,9 +247,9 @@ is_strange(const OutboxWorkersState *state)
 }
 
 /*
- * A call comes from a database that the launcher does not know.  It may be new: then
- * the launcher must look.  But one that it does not serve, and that goes on calling,
- * must not keep it at that.
+ * A call comes from a database that the launcher does not know.  It may be
+ * new, so the launcher must check.  But a database that it does not serve, and
+ * that keeps calling, must not make it do so all the time.
  */
 static void
 call_from_strange(OutboxWorkersState *state, bool look)
@@ -261,7 +267,7 @@ call_from_strange(OutboxWorkersState *state, bool look)
 	if (!is_strange(state))
 		state->strange[state->nstrange++ % OUTBOX_MAX_STRANGE] = MyDatabaseId;
 	else
-		/* it can be later than now only if the clock was set back */
+		/* it is later than now only if the clock was set back */
 		heard = look || looked_at > now ||
 			TimestampDifferenceExceeds(looked_at, now, OUTBOX_STRANGE_MS);
 	if (heard)
@@ -273,7 +279,7 @@ call_from_strange(OutboxWorkersState *state, bool look)
 	LWLockRelease(&state->lock);
 }
 
-/* There is something to do in this database, for the workers that it concerns. */
+/* Call the workers of this database that have something to do now. */
 void
 outbox_workers_call(const OutboxWorkersCall *call)
 {
@@ -283,7 +289,7 @@ outbox_workers_call(const OutboxWorkersCall *call)
 
 	if (state == NULL || !OidIsValid(MyDatabaseId))
 		return;
-	/* what most commits have to tell is for handlers only */
+	/* most commits concern only handlers */
 	if (!call->own && !call->all &&
 		pg_atomic_read_u32(&state->nserved) == 0)
 		return;
@@ -294,7 +300,7 @@ outbox_workers_call(const OutboxWorkersCall *call)
 		known |= !OidIsValid(post->roleid);
 		if (post->called || !concerns(call, post))
 			continue;
-		/* others may do the same at the same time */
+		/* others may do the same concurrently */
 		post->called = true;
 		if (post->latch != NULL)
 			SetLatch(post->latch);
@@ -309,8 +315,9 @@ outbox_workers_call(const OutboxWorkersCall *call)
 }
 
 /*
- * There will be something to do in this database at some time.  A worker that
- * is there has made up its mind about when to be back: it is to think again.
+ * Tell the worker of this database that there will be something to do at a
+ * given time.  A worker that is running has already determined when to wake
+ * up, and must do so again.
  */
 void
 outbox_workers_due(TimestampTz at)
@@ -338,31 +345,39 @@ outbox_workers_due(TimestampTz at)
 }
 
 /*
- * Upkeep is wanted by then.  It is not put off by whoever wants it later, so
- * those who want it in vain cannot have it done more often than they say.
+ * Request upkeep by a given time.  Later requests do not postpone it, and
+ * requests in vain cannot make it happen more often than they ask for.
  */
 void
 outbox_workers_want_upkeep(TimestampTz at)
 {
 	OutboxWorkersState *state = outbox_workers_state();
 	OutboxPost *post;
-	bool		sooner = false;
+	bool		sooner;
 
 	if (state == NULL || pg_atomic_read_u32(&state->nserved) == 0)
 		return;
+	/* usually it comes sooner by itself */
+	LWLockAcquire(&state->lock, LW_SHARED);
+	post = outbox_post_find(state, MyDatabaseId, InvalidOid);
+	sooner = post != NULL && at < post->next_upkeep;
+	LWLockRelease(&state->lock);
+	if (!sooner)
+		return;
 	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
 	post = outbox_post_find(state, MyDatabaseId, InvalidOid);
-	if (post != NULL && at < post->next_upkeep)
-	{
+	sooner = post != NULL && at < post->next_upkeep;
+	if (sooner)
 		post->next_upkeep = at;
-		sooner = true;
-	}
 	LWLockRelease(&state->lock);
 	if (sooner)
 		outbox_workers_due(at);
 }
 
-/* A lease ends then: the launcher is to know, if it would sleep through. */
+/*
+ * A lease ends at a given time: wake the launcher if it would sleep for
+ * longer.
+ */
 void
 outbox_workers_lease(TimestampTz ends)
 {
@@ -380,6 +395,7 @@ outbox_workers_lease(TimestampTz ends)
 	LWLockRelease(&state->lock);
 }
 
+/* Count posts and workers, for monitoring. */
 void
 outbox_workers_count(OutboxWorkersState *state, OutboxWorkersCount *count)
 {
@@ -401,6 +417,7 @@ outbox_workers_count(OutboxWorkersState *state, OutboxWorkersCount *count)
 		if (post->dbid != MyDatabaseId)
 			continue;
 		count->serves |= post->served && !OidIsValid(post->roleid);
+		count->sampled_at = Max(count->sampled_at, post->sampled_at);
 		count->failing_here += post->failures > 0;
 	}
 	LWLockRelease(&state->lock);

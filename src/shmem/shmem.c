@@ -4,13 +4,13 @@
  *
  * With shared_preload_libraries the block is part of the server's main shared
  * memory.  Without, the first backend that needs it creates it as a dynamic
- * segment, pinned for the life of the server; the way to it is a handle in a
- * few bytes of main shared memory, which the server keeps some slack for
- * (PostgreSQL 17 has a registry for this).
+ * segment, pinned for the life of the server; its handle is in a few bytes of
+ * main shared memory, for which the server has some slack (PostgreSQL 17 has a
+ * registry for this).
  *
- * The block is a cache of what the tables say.  Where it cannot be had, the
- * extension works without it: outbox_shmem() returns NULL, every scan starts at
- * the beginning, and those who have the block are kept from trusting it
+ * The block is a cache of what the tables say.  If it is not available, the
+ * extension works without it: outbox_shmem() returns NULL, every scan starts
+ * at the beginning, and sessions that use the block are kept from trusting it
  * (epoch.c).
  */
 #include "postgres.h"
@@ -30,42 +30,47 @@
 #include "storage/dsm_registry.h"
 #endif
 
+#include "outbox.h"
 #include "shmem/claimers.h"
+#include "shmem/counters.h"
+#include "shmem/counters_file.h"
 #include "shmem/epoch.h"
 #include "shmem/shmem.h"
+#include "shmem/sleepers.h"
 #include "shmem/stream_cursor.h"
-#include "shmem/waiters.h"
 #include "util/guc.h"
 
-/* Counts changes of the layout that do not change its size. */
-#define LAYOUT 3
+/* Number of the layout, for changes that do not change its size. */
+#define LAYOUT 4
 
-/* Without preloading the memory for lanes is smaller, and no setting. */
-#define UNLOADED_BUDGET ((Size) 4 * 1024 * 1024)
+/* Without preloading, the block is smaller, and not configurable. */
+static const OutboxShmemSizes unloaded_sizes = {
+	.lanes = (Size) 4 * 1024 * 1024,.topics = 500
+};
 
 static const OutboxShmemLayout *layout = NULL;
 static OutboxShared *shared_block = NULL;
-static bool shared_ready = false;	/* it is there, or known not to be */
+static bool shared_ready = false;	/* attached, or known to be unavailable */
 static bool preloaded = false;
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
 /*
- * The name of the block.  A server can run on while its library is replaced,
- * and a new library must not read an old one's block: the name changes with
- * the layout.
+ * The name of the block.  The library can be replaced while the server runs,
+ * and a new version must not read the block of an old one: the name changes
+ * with the layout.
  */
 static const char *
 block_name(void)
 {
 	static char name[SHMEM_INDEX_KEYSIZE];
 
-	snprintf(name, sizeof(name), "outbox %s %d %zu", OUTBOX_VERSION, LAYOUT,
-			 layout->size(UNLOADED_BUDGET));
+	snprintf(name, sizeof(name), "outbox %s %d %zu", outbox_version, LAYOUT,
+			 layout->size(&unloaded_sizes));
 	return name;
 }
 
-/* What tells this library from others. */
+/* A number that identifies this version of the library. */
 static uint64
 library_id(void)
 {
@@ -74,10 +79,14 @@ library_id(void)
 	return hash_bytes_extended((const unsigned char *) name, strlen(name), 0) | 1;
 }
 
-static Size
-configured_budget(void)
+static const OutboxShmemSizes *
+configured_sizes(void)
 {
-	return (Size) outbox_lane_memory_mb * 1024 * 1024;
+	static OutboxShmemSizes sizes;
+
+	sizes.lanes = (Size) outbox_lane_memory_mb * 1024 * 1024;
+	sizes.topics = outbox_topic_counters_max;
+	return &sizes;
 }
 
 static void
@@ -86,9 +95,10 @@ request_shmem(void)
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
 	outbox_epoch_request();
-	RequestAddinShmemSpace(layout->size(configured_budget()));
+	RequestAddinShmemSpace(layout->size(configured_sizes()));
 }
 
+/* Make the block, when the server starts or has recovered from a crash. */
 static void
 start_shmem(void)
 {
@@ -100,16 +110,18 @@ start_shmem(void)
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	outbox_epoch_startup();
 	shared_block = ShmemInitStruct(block_name(),
-								   layout->size(configured_budget()),
+								   layout->size(configured_sizes()),
 								   &found);
 	if (!found)
-		layout->init(shared_block, configured_budget());
+		layout->init(shared_block, configured_sizes());
 	LWLockRelease(AddinShmemInitLock);
-	/* not later: the first use can be at the end of a transaction */
+	/* do it now: the first use can be at the end of a transaction */
 	LWLockRegisterTranche(shared_block->tranche, "outbox");
+	if (!found)
+		outbox_counters_file_startup((OutboxCounterMemory *) ((char *) shared_block + shared_block->counters));
 }
 
-/* From _PG_init; preload: the library is being preloaded. */
+/* Called by _PG_init; preload: the library is being preloaded. */
 void
 outbox_shmem_init(const OutboxShmemLayout *block_layout, bool preload)
 {
@@ -128,25 +140,27 @@ outbox_shmem_init(const OutboxShmemLayout *block_layout, bool preload)
 static void
 init_segment(void *ptr)
 {
-	layout->init(ptr, UNLOADED_BUDGET);
+	layout->init(ptr, &unloaded_sizes);
 }
 
+/* Find or create the dynamic segment, and map it. */
 static OutboxShared *
 attach_segment(void)
 {
 	bool		found;
 
 	return GetNamedDSMSegment(block_name(),
-							  layout->size(UNLOADED_BUDGET),
+							  layout->size(&unloaded_sizes),
 							  init_segment, &found);
 }
 
 #else
 
+/* Find or create the dynamic segment, and map it. */
 static OutboxShared *
 attach_segment(void)
 {
-	Size		size = layout->size(UNLOADED_BUDGET);
+	Size		size = layout->size(&unloaded_sizes);
 	dsm_handle *handle;
 	dsm_segment *segment;
 	bool		found;
@@ -160,7 +174,7 @@ attach_segment(void)
 		segment = dsm_create(size, DSM_CREATE_NULL_IF_MAXSEGMENTS);
 		if (segment != NULL)
 		{
-			layout->init(dsm_segment_address(segment), UNLOADED_BUDGET);
+			layout->init(dsm_segment_address(segment), &unloaded_sizes);
 			dsm_pin_segment(segment);
 			*handle = dsm_segment_handle(segment);
 		}
@@ -189,9 +203,9 @@ may_attach(void)
 }
 
 /*
- * Creating the segment fails when, say, /dev/shm is full.  That must not stop
- * any work: the error becomes a log line, and this session does without until
- * it ends.
+ * Attach the segment.  Creating it fails if, for example, /dev/shm is full.
+ * That must not cause errors: it is logged, and this session works without
+ * shared memory until it ends.
  */
 static void
 attach_or_go_without(void)
@@ -216,7 +230,7 @@ attach_or_go_without(void)
 		RollbackAndReleaseCurrentSubTransaction();
 		ereport(LOG,
 				(errcode(edata->sqlerrcode),
-				 errmsg("outbox works without its shared memory: %s",
+				 errmsg("outbox continues without its shared memory: %s",
 						edata->message)));
 		FreeErrorData(edata);
 		shared_block = NULL;
@@ -226,7 +240,7 @@ attach_or_go_without(void)
 	CurrentResourceOwner = owner;
 }
 
-/* The block, or NULL when there is none. */
+/* The block, or NULL if there is none. */
 OutboxShared *
 outbox_shmem(void)
 {
@@ -234,9 +248,8 @@ outbox_shmem(void)
 		return shared_block;
 
 	/*
-	 * On a standby nobody reports what comes from the primary, and after a
-	 * promotion the memory must not know more than that: so nothing is
-	 * remembered before.
+	 * On a standby, changes that come from the primary are not reported, so
+	 * shared memory must not be used before a promotion.
 	 */
 	if (!IsUnderPostmaster || RecoveryInProgress())
 		return NULL;
@@ -252,23 +265,27 @@ outbox_shmem(void)
 	return shared_block;
 }
 
+/* Was the library loaded by shared_preload_libraries? */
 bool
 outbox_preloaded(void)
 {
 	return preloaded;
 }
 
-/* Places for claims that wait, one for each process. */
-OutboxWaiter *
-outbox_shmem_waiters(void)
+/*
+ * The array of sleepers, one for each process; NULL if there is no shared
+ * memory.
+ */
+OutboxSleeper *
+outbox_shmem_sleepers(void)
 {
 	OutboxShared *shared = outbox_shmem();
 
 	Assert(shared != NULL);
-	return (OutboxWaiter *) ((char *) shared + shared->waiters);
+	return (OutboxSleeper *) ((char *) shared + shared->sleepers);
 }
 
-/* NULL if there is no shared memory. */
+/* The cache of stream cursors; NULL if there is no shared memory. */
 OutboxStreamCursors *
 outbox_shmem_stream_cursors(void)
 {
@@ -278,7 +295,7 @@ outbox_shmem_stream_cursors(void)
 		(OutboxStreamCursors *) ((char *) shared + shared->stream_cursors);
 }
 
-/* The same. */
+/* The table of claimers; NULL if there is no shared memory. */
 OutboxClaimers *
 outbox_shmem_claimers(void)
 {
@@ -286,4 +303,14 @@ outbox_shmem_claimers(void)
 
 	return shared == NULL ? NULL :
 		(OutboxClaimers *) ((char *) shared + shared->claimers);
+}
+
+/* The counters; NULL if there is no shared memory. */
+OutboxCounterMemory *
+outbox_shmem_counters(void)
+{
+	OutboxShared *shared = outbox_shmem();
+
+	return shared == NULL ? NULL :
+		(OutboxCounterMemory *) ((char *) shared + shared->counters);
 }

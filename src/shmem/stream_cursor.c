@@ -2,24 +2,24 @@
  * stream_cursor.c
  *	  Where the unfinished messages of a stream begin.
  *
- * To know whether anything is before a message in its stream one must walk the
- * stream's index backwards, over the entries of all that was finished and cannot
- * be removed yet.  With an old snapshot open these become more with every message.
- * So for streams with a past, shared memory keeps the place below which everything
- * is gone for good, and walks end there.  Where the first message stays while those
- * behind it go, as when one owner has it leased for long, there is a gap behind it
- * in which everything is gone; of one such gap the ends are kept, and walks leap
- * over it.
+ * To find out whether there is anything before a message in its stream, one
+ * must walk the stream's index backwards, over the entries of finished
+ * messages that cannot be removed yet.  While an old snapshot is open, each
+ * message adds to these.  So for streams with such entries, shared memory has
+ * the place below which everything is dead to everyone, and walks end there.
+ * If the first message stays while later ones are finished, because it is
+ * leased for a long time, there is a gap behind it in which everything is
+ * dead; the ends of one such gap are recorded, and walks skip it.
  *
- * This is a cache of fixed size, in which a stream replaces another; without an
- * entry a walk is longer, once.  An entry is right because places in a stream
- * are given out in ascending order.  Where that does not hold, for rows that come
- * with a place of their own (a restore, plain SQL, replication), the entry is
- * forgotten after the row was inserted; and a walk that began before may not
- * raise it, because its ticket then has another version.
+ * This is a cache of fixed size, in which streams replace each other; without
+ * an entry a walk is longer, once.  Entries are correct because places in a
+ * stream are assigned in ascending order.  For rows that come with a place of
+ * their own (a restore, plain SQL, replication) that does not hold, so the
+ * entry is removed after such a row was inserted; and a walk that began before
+ * must not raise it, which it detects by the version in its ticket.
  *
- * What a transaction has finished itself is gone only when it has committed: that
- * is noted and published then.
+ * What a transaction itself has finished is dead only when it has committed,
+ * so it is noted, and published then.
  *
  * Locks: one for every 32nd entry, held for one step.
  */
@@ -34,6 +34,7 @@
 #include "shmem/epoch.h"
 #include "shmem/shmem.h"
 #include "shmem/stream_cursor.h"
+#include "trace.h"
 #include "util/grow.h"
 #include "util/guc.h"
 #include "util/hash.h"
@@ -43,7 +44,7 @@
 #define TINY_CURSORS 2
 #endif
 
-/* What is gone when this transaction has committed. */
+/* What will be dead when this transaction has committed. */
 typedef struct Note
 {
 	Oid			relid;
@@ -72,6 +73,7 @@ cursors_for(Size budget)
 #endif
 }
 
+/* The size of the cache, for a budget of so much memory for lanes. */
 Size
 outbox_stream_cursors_size(Size budget)
 {
@@ -79,7 +81,7 @@ outbox_stream_cursors_size(Size budget)
 		(Size) cursors_for(budget) * sizeof(OutboxStreamCursor);
 }
 
-/* While the block of shared memory is made. */
+/* Initialize the cache, when the block of shared memory is created. */
 void
 outbox_stream_cursors_init(OutboxStreamCursors *cursors, Size budget,
 						   int tranche)
@@ -95,7 +97,10 @@ outbox_stream_cursors_init(OutboxStreamCursors *cursors, Size budget,
 /* Entries                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* A stream's place in the cache, with its lock held; NULL if there is none. */
+/*
+ * Lock and return the entry for a stream, which may be another stream's; NULL
+ * if there is no cache.
+ */
 static OutboxStreamCursor *
 lock_cursor(Oid relid, const pg_uuid_t *stream, LWLockMode mode, LWLock **lock)
 {
@@ -117,7 +122,9 @@ is_of(const OutboxStreamCursor *cursor, Oid relid, const pg_uuid_t *stream)
 		outbox_uuid_equal(&cursor->stream, stream);
 }
 
-/* Before a walk along the stream: where it can end. */
+/*
+ * Get a ticket for a walk along the stream, which says where the walk can end.
+ */
 void
 outbox_stream_cursor_get(Oid relid, const pg_uuid_t *stream,
 						 OutboxStreamTicket *ticket)
@@ -141,13 +148,14 @@ outbox_stream_cursor_get(Oid relid, const pg_uuid_t *stream,
 		ticket->low = cursor->low;
 		ticket->gap = cursor->gap;
 	}
+	OUTBOX_TRACE_STREAM("get", cursor, stream, ticket, 0, 0);
 	LWLockRelease(lock);
 }
 
 /*
- * Find the cursor that a walk with this ticket may raise, with its lock held, or
- * make it of another stream's.  NULL if it must not, because what the walk has
- * seen may be out of date.
+ * Lock and return the cursor that a walk with this ticket may raise, replacing
+ * another stream's if necessary.  NULL if it must not be raised, because what
+ * the walk has seen may be out of date.
  */
 static OutboxStreamCursor *
 lock_cursor_to_raise(Oid relid, const pg_uuid_t *stream,
@@ -177,7 +185,8 @@ lock_cursor_to_raise(Oid relid, const pg_uuid_t *stream,
 }
 
 /*
- * A walk with this ticket has found everything below "low" gone for good.
+ * Raise the cursor, after a walk has found everything below "low" dead to
+ * everyone.
  */
 void
 outbox_stream_cursor_raise(Oid relid, const pg_uuid_t *stream,
@@ -192,12 +201,13 @@ outbox_stream_cursor_raise(Oid relid, const pg_uuid_t *stream,
 	if (cursor == NULL)
 		return;
 	cursor->low = Max(cursor->low, low);
+	OUTBOX_TRACE_STREAM("raise", cursor, stream, ticket, low, 0);
 	LWLockRelease(lock);
 }
 
 /*
- * Is a gap from here worth more than the one that is known?  The one behind the
- * first message is worth most.
+ * Is a gap that begins here more useful than the known one?  The gap behind
+ * the first message is the most useful.
  */
 static bool
 is_better_gap(int64 from, const OutboxStreamGap *known, int64 low)
@@ -205,14 +215,17 @@ is_better_gap(int64 from, const OutboxStreamGap *known, int64 low)
 	return known->from >= known->to || known->from < low || from <= known->from;
 }
 
-/* Would outbox_stream_cursor_widen take a gap from here? */
+/* Would outbox_stream_cursor_widen accept a gap that begins here? */
 bool
 outbox_stream_cursor_wants(const OutboxStreamTicket *ticket, int64 from)
 {
 	return ticket->valid && is_better_gap(from, &ticket->gap, ticket->low);
 }
 
-/* The walk has found everything between these places gone for good. */
+/*
+ * Record a gap, after a walk has found everything between these places dead to
+ * everyone.
+ */
 void
 outbox_stream_cursor_widen(Oid relid, const pg_uuid_t *stream,
 						   const OutboxStreamTicket *ticket, int64 from, int64 to)
@@ -229,10 +242,14 @@ outbox_stream_cursor_widen(Oid relid, const pg_uuid_t *stream,
 		cursor->gap.to = Max(cursor->gap.to, to);
 	else if (is_better_gap(from, &cursor->gap, cursor->low))
 		cursor->gap = OUTBOX_MAKE(OutboxStreamGap, from, to);
+	OUTBOX_TRACE_STREAM("widen", cursor, stream, ticket, from, to);
 	LWLockRelease(lock);
 }
 
-/* Something may have been inserted below what is known. */
+/*
+ * Remove the entry of a stream: something may have been inserted below its
+ * place.
+ */
 void
 outbox_stream_cursor_forget(Oid relid, const pg_uuid_t *stream)
 {
@@ -244,6 +261,7 @@ outbox_stream_cursor_forget(Oid relid, const pg_uuid_t *stream)
 	if (is_of(cursor, relid, stream))
 		cursor->relid = InvalidOid;
 	cursor->version++;
+	OUTBOX_TRACE_STREAM("forget", cursor, stream, cursor, 0, 0);
 	LWLockRelease(lock);
 }
 
@@ -252,8 +270,8 @@ outbox_stream_cursor_forget(Oid relid, const pg_uuid_t *stream)
 /* ---------------------------------------------------------------------- */
 
 /*
- * When the current (sub-)transaction has committed, everything below "low" will
- * be gone for good.
+ * Note that everything below "low" will be dead to everyone when the current
+ * (sub-)transaction has committed.
  */
 void
 outbox_stream_cursor_note(Oid relid, const pg_uuid_t *stream,
@@ -267,6 +285,7 @@ outbox_stream_cursor_note(Oid relid, const pg_uuid_t *stream,
 								  GetCurrentTransactionId());
 }
 
+/* Publish the notes at the end of the transaction, if it has committed. */
 void
 outbox_stream_cursor_xact_end(bool committed)
 {
@@ -274,7 +293,7 @@ outbox_stream_cursor_xact_end(bool committed)
 	{
 		const Note *note = &notes[i];
 
-		/* a savepoint may have been rolled back */
+		/* the note's savepoint may have been rolled back */
 		if (TransactionIdDidCommit(note->xid))
 			outbox_stream_cursor_raise(note->relid, &note->stream,
 									   &note->ticket, note->low);

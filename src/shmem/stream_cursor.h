@@ -13,8 +13,9 @@
 #define OUTBOX_STREAM_LOCKS 32
 
 /*
- * Of the stream, everything below "low" is gone for good, and everything between
- * the two ends of the gap, these not included.  Without a gap both are 0.
+ * In the stream, everything below "low" is dead to everyone, and so is
+ * everything between the two ends of the gap, which are not included.  Both
+ * are 0 if there is no gap.
  */
 typedef struct OutboxStreamGap
 {
@@ -29,8 +30,8 @@ typedef struct OutboxStreamCursor
 	pg_uuid_t	stream;
 	int64		low;
 	OutboxStreamGap gap;
-	uint64		epoch;			/* of the table when it was learnt */
-	uint32		version;		/* changes when it is lowered or another's */
+	uint64		epoch;			/* epoch of the table at that time */
+	uint32		version;		/* changes when it is lowered or replaced */
 } OutboxStreamCursor;
 
 typedef struct OutboxStreamCursors
@@ -40,7 +41,7 @@ typedef struct OutboxStreamCursors
 	OutboxStreamCursor cursors[FLEXIBLE_ARRAY_MEMBER];
 } OutboxStreamCursors;
 
-/* What a walk along a stream began with. */
+/* What was known when a walk along a stream began. */
 typedef struct OutboxStreamTicket
 {
 	int64		low;

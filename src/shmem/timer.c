@@ -2,10 +2,11 @@
  * timer.c
  *	  Heaps of lanes, the one with the earliest time on top.
  *
- * These are pairing heaps: to set a timer costs a comparison, to take it back
- * the logarithm of their number, amortized.  The server's own (pairingheap) has pointers,
- * which cannot be shared between processes that map the memory at different
- * addresses; here nodes are lanes, and named by number.
+ * These are pairing heaps: setting a timer costs one comparison, removing one
+ * the logarithm of their number, amortized.  The server's own (pairingheap)
+ * has pointers, which cannot be shared between processes that map the memory
+ * at different addresses; here nodes are lanes, which are referred to by
+ * number.
  *
  * A lane whose timer is not set is in no heap, and its prev is OUTBOX_NIL; the
  * root's prev is the root itself.
@@ -83,6 +84,7 @@ meld_siblings(OutboxTimerKind kind, int first)
 	return root;
 }
 
+/* Remove a lane's timer, which must be set, from its heap. */
 static void
 remove_timer(int *root, OutboxTimerKind kind, int lane)
 {
@@ -108,7 +110,7 @@ remove_timer(int *root, OutboxTimerKind kind, int lane)
 	timer->prev = timer->child = timer->sibling = OUTBOX_NIL;
 }
 
-/* Set a lane's timer, or, with DT_NOEND, take it back. */
+/* Set a lane's timer, or remove it if the time is DT_NOEND. */
 void
 outbox_timer_set(int *root, OutboxTimerKind kind, int lane, TimestampTz at)
 {
@@ -127,6 +129,15 @@ outbox_timer_set(int *root, OutboxTimerKind kind, int lane, TimestampTz at)
 	timer_of(kind, *root)->prev = *root;
 }
 
+/* When a lane's timer fires; DT_NOEND if it is not set. */
+TimestampTz
+outbox_timer_at(OutboxTimerKind kind, int lane)
+{
+	const OutboxTimer *timer = timer_of(kind, lane);
+
+	return timer->prev == OUTBOX_NIL ? DT_NOEND : timer->at;
+}
+
 /* The earliest time; DT_NOEND if no timer is set. */
 TimestampTz
 outbox_timer_first(int root, OutboxTimerKind kind)
@@ -135,9 +146,9 @@ outbox_timer_first(int root, OutboxTimerKind kind)
 }
 
 /*
- * Go from lane to lane of a heap, in no particular order, beginning after
- * OUTBOX_NIL; OUTBOX_NIL at the end.  All timers set to "until" or earlier are
- * among them, and some others.
+ * Iterate over the lanes of a heap, in no particular order; lane must be
+ * OUTBOX_NIL at first.  Returns OUTBOX_NIL at the end.  Returns all lanes with
+ * timers set to "until" or earlier, and some others.
  */
 int
 outbox_timer_next(int root, OutboxTimerKind kind, int lane, TimestampTz until)
@@ -149,13 +160,13 @@ outbox_timer_next(int root, OutboxTimerKind kind, int lane, TimestampTz until)
 	timer = timer_of(kind, lane);
 	if (timer->child != OUTBOX_NIL && timer->at <= until)
 		return timer->child;
-	/* up to the nearest ancestor that has a younger sibling */
+	/* go up to the nearest ancestor that has a younger sibling */
 	while (lane != root)
 	{
 		timer = timer_of(kind, lane);
 		if (timer->sibling != OUTBOX_NIL)
 			return timer->sibling;
-		/* of the eldest, prev is the parent */
+		/* the prev of the eldest is the parent */
 		while (timer_of(kind, timer->prev)->child != lane)
 		{
 			lane = timer->prev;

@@ -18,6 +18,7 @@ typedef enum OutboxTimerKind
 
 extern void outbox_timer_set(int *root, OutboxTimerKind kind, int lane,
 							 TimestampTz at);
+extern TimestampTz outbox_timer_at(OutboxTimerKind kind, int lane);
 extern TimestampTz outbox_timer_first(int root, OutboxTimerKind kind);
 extern int	outbox_timer_next(int root, OutboxTimerKind kind, int lane,
 							  TimestampTz until);

@@ -2,14 +2,14 @@
  * troubles.c
  *	  Parts of the workers' rounds that fail, and when they are tried again.
  *
- * A part of a round that fails must not keep the worker from the others, nor
- * fail over and over.  So there is an entry for each part of a database that has
- * failed, with the time of its next try, which comes after a growing delay.  The
- * entry goes when the part has worked.
+ * A part of a round that fails must not keep the worker from the other parts,
+ * nor fail in a busy loop.  So there is an entry for each part of a database
+ * that has failed, with the time of the next retry; the delay grows.  The
+ * entry is removed when the part has succeeded.
  *
- * This is for the workers to keep between their visits, and for people to see.
- * After a restart it is empty, and everything is tried.  Where there is no room,
- * a part that fails is tried again with the next round.
+ * The entries survive the worker that has made them, and are shown by views.
+ * After a restart there are none, and everything is tried.  If there is no
+ * room for an entry, a part that fails is retried in the next round.
  */
 #include "postgres.h"
 
@@ -23,6 +23,7 @@
 #define RETRY_MIN_MS 1000
 #define RETRY_MAX_MS 60000
 
+/* Initialize the list, when the block of shared memory is created. */
 void
 outbox_troubles_init(OutboxTroubles *troubles, int tranche)
 {
@@ -30,16 +31,20 @@ outbox_troubles_init(OutboxTroubles *troubles, int tranche)
 	troubles->n = 0;
 }
 
+/* The name of a part of a round, for users. */
 const char *
 outbox_part_name(OutboxPart part)
 {
 	static const char *const names[] = {
 		[OUTBOX_PART_WAITS] = "waits",
 		[OUTBOX_PART_TIMERS] = "timers",
+		[OUTBOX_PART_DELIVERIES] = "publications",
+		[OUTBOX_PART_SUBSCRIPTIONS] = "subscriptions",
 		[OUTBOX_PART_REAP] = "reap",
 		[OUTBOX_PART_HANDLERS] = "handlers",
 		[OUTBOX_PART_RETENTION] = "retention",
 		[OUTBOX_PART_JOINS] = "joins",
+		[OUTBOX_PART_DEPTH] = "depth",
 		[OUTBOX_PART_SCHEDULE] = "schedule",
 		[OUTBOX_PART_BINDING] = "binding",
 		[OUTBOX_PART_HANDLER] = "handler"
@@ -49,7 +54,7 @@ outbox_part_name(OutboxPart part)
 	return names[part];
 }
 
-/* NULL if nothing can be kept. */
+/* The list; NULL if there is no shared memory. */
 static OutboxTroubles *
 get_troubles(void)
 {
@@ -58,7 +63,10 @@ get_troubles(void)
 	return shared == NULL ? NULL : &shared->troubles;
 }
 
-/* The entry of this part in this database; with an invalid database, a free one. */
+/*
+ * Find the entry of this part in this database; if dbid is invalid, a free
+ * entry.  NULL if there is none.
+ */
 static OutboxTrouble *
 find_trouble(OutboxTroubles *troubles, Oid dbid, OutboxPart part, int64 lane)
 {
@@ -76,8 +84,8 @@ find_trouble(OutboxTroubles *troubles, Oid dbid, OutboxPart part, int64 lane)
 }
 
 /*
- * When may this part be tried?  DT_NOBEGIN if it has not failed.  Never long from
- * now, even if the clock was set back.
+ * The time when this part may be tried; DT_NOBEGIN if it has not failed.
+ * Limited to the maximum delay from now, in case the clock was set back.
  */
 TimestampTz
 outbox_trouble_next_try(OutboxPart part, int64 lane)
@@ -98,7 +106,10 @@ outbox_trouble_next_try(OutboxPart part, int64 lane)
 	return result;
 }
 
-/* A part has failed.  True if this should be logged: it is new, or different. */
+/*
+ * Record that a part has failed.  Returns whether this should be logged,
+ * because it is new, or the error is another one.
+ */
 bool
 outbox_trouble_note(OutboxPart part, int64 lane, int sqlerrcode)
 {
@@ -135,14 +146,14 @@ outbox_trouble_note(OutboxPart part, int64 lane, int sqlerrcode)
 	return is_news;
 }
 
-/* A part has worked.  True if it had failed before. */
+/* Record that a part has succeeded.  Returns whether it had failed before. */
 bool
 outbox_trouble_over(OutboxPart part, int64 lane)
 {
 	OutboxTroubles *troubles = get_troubles();
 	OutboxTrouble *trouble;
 
-	/* mostly there is nothing at all */
+	/* usually there are no entries at all */
 	if (troubles == NULL || troubles->n == 0)
 		return false;
 	LWLockAcquire(&troubles->lock, LW_EXCLUSIVE);
@@ -153,7 +164,7 @@ outbox_trouble_over(OutboxPart part, int64 lane)
 	return trouble != NULL;
 }
 
-/* A database has no extension any more. */
+/* Remove the entries of a database that no longer has the extension. */
 void
 outbox_troubles_forget(Oid dbid)
 {
@@ -170,7 +181,9 @@ outbox_troubles_forget(Oid dbid)
 	LWLockRelease(&troubles->lock);
 }
 
-/* Those of databases that are gone go, too. */
+/*
+ * Remove the entries of databases that no longer exist, according to "exists".
+ */
 void
 outbox_troubles_forget_databases(bool (*exists) (Oid dbid, void *arg), void *arg)
 {
@@ -189,7 +202,7 @@ outbox_troubles_forget_databases(bool (*exists) (Oid dbid, void *arg), void *arg
 	LWLockRelease(&troubles->lock);
 }
 
-/* Copy those of this database; how many. */
+/* Copy the entries of this database; returns how many. */
 int
 outbox_troubles_list(OutboxTrouble *list, int max)
 {

@@ -12,38 +12,41 @@
 
 #define OUTBOX_MAX_TROUBLES 512
 
-/* What a round consists of. */
+/* The parts of a round. */
 typedef enum OutboxPart
 {
 	OUTBOX_PART_WAITS,
 	OUTBOX_PART_TIMERS,
+	OUTBOX_PART_DELIVERIES,
+	OUTBOX_PART_SUBSCRIPTIONS,
 	OUTBOX_PART_REAP,
-	OUTBOX_PART_HANDLERS,		/* looking who has handlers */
+	OUTBOX_PART_HANDLERS,		/* finding the roles that have handlers */
 	OUTBOX_PART_RETENTION,
 	OUTBOX_PART_JOINS,
-	OUTBOX_PART_SCHEDULE,		/* finding out when to be back */
-	OUTBOX_PART_BINDING,		/* a handler that cannot be called, told by
-								 * its lane */
-	OUTBOX_PART_HANDLER			/* running one handler, told by its lane */
+	OUTBOX_PART_DEPTH,			/* taking a sample */
+	OUTBOX_PART_SCHEDULE,		/* determining when to run next */
+	OUTBOX_PART_BINDING,		/* a handler that cannot be called, identified
+								 * by its lane */
+	OUTBOX_PART_HANDLER			/* running one handler, identified by its lane */
 } OutboxPart;
 
-/* A part that has failed, and has not worked since. */
+/* A part that has failed, and has not succeeded since. */
 typedef struct OutboxTrouble
 {
 	Oid			dbid;			/* invalid: a free entry */
 	OutboxPart	part;
 	int64		lane;			/* of a handler, else 0 */
 	int			failures;		/* in a row */
-	int			sqlerrcode;		/* of the last */
+	int			sqlerrcode;		/* of the last failure */
 	TimestampTz since;
 	TimestampTz next_try;
 } OutboxTrouble;
 
-/* Entries are read and written under the lock. */
+/* The list of entries; protected by the lock. */
 typedef struct OutboxTroubles
 {
 	LWLock		lock;
-	int			n;				/* none beyond these was ever used */
+	int			n;				/* those beyond were never used */
 	OutboxTrouble list[OUTBOX_MAX_TROUBLES];
 } OutboxTroubles;
 

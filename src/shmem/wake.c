@@ -2,25 +2,26 @@
  * wake.c
  *	  Sleeping until there is something to claim, and calling workers.
  *
- * A claim that finds nothing and may wait registers as a waiter (waiters.c).
- * Then, again and again, it lists itself, looks, and sleeps on its latch.  A
- * transaction that has made something claimable calls waiters after its commit
- * (lane_publish.c).  Since the claim is listed before it looks, and transactions
- * call after their changes have become visible, a claim that finds nothing is
- * called for whatever comes later.  Nobody polls, nothing is written, and none of
- * it passes through a connection pooler.
+ * A claim that finds nothing and may wait registers as a sleeper (sleepers.c).
+ * Then, in a loop, it lists itself, tries to claim, and sleeps on its latch.
+ * A transaction that has made something claimable calls sleepers after its
+ * commit (lane_publish.c).  Since the claim is listed before it tries to
+ * claim, and transactions call after their changes have become visible, a
+ * claim that finds nothing is called for whatever comes later.  There is no
+ * polling, nothing is written, and no message passes through a connection
+ * pooler.
  *
- * What becomes due is waited for by one of the claims, the keeper of the time.
- * Each of the others wakes once in a while to see whether the keeper does so,
- * because a process can be stopped.  While there are sessions that write without
- * reporting it (epoch.c), or lanes that have found no room in memory, all look
- * every poll_interval.  So does a claim that cannot be called, for want of room or
- * because its session uses no memory.
+ * One of the claims, the time keeper, waits for what becomes due.  Each of the
+ * others wakes once in a while to check that the keeper does its work, because
+ * a process can be stopped.  While there are sessions that write without
+ * reporting it (epoch.c), or lanes without memory, all claims poll every
+ * poll_interval.  So does a claim that cannot be called, for lack of memory or
+ * because its session does not use shared memory.
  *
- * A claim whose client has gone must not take messages, so the socket is watched
- * while it sleeps, and looked at before it looks for messages again.
+ * A claim whose client has disconnected must not take messages, so the socket
+ * is watched while it sleeps, and checked before it tries to claim again.
  *
- * How long a claim sleeps is measured by a clock that cannot be set.
+ * The time that a claim sleeps is measured by a monotonic clock.
  */
 #include "postgres.h"
 
@@ -29,7 +30,6 @@
 #include "storage/latch.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 #include "compat.h"
 #include "shmem/agenda.h"
@@ -39,31 +39,36 @@
 #include "shmem/lane_publish.h"
 #include "shmem/posts.h"
 #include "shmem/shmem.h"
-#include "shmem/waiters.h"
+#include "shmem/sleepers.h"
 #include "shmem/wake.h"
+#include "trace.h"
 #include "util/guc.h"
 #include "util/hash.h"
+#include "util/wait_event.h"
 
-/* More topics than this are as good as all. */
+/* More topics than this count as all topics. */
 #define MAX_TOPICS 32
 
-/* Tables whose policies change in one transaction: a database has four. */
+/* Maximum number of tables whose policies change in one transaction. */
 #define MAX_POLICIES 8
 
-/* How soon to look again after a change of policies. */
+/* How soon to try again after a change of policies. */
 #define UNSURE_MS 50
 
-/* A claim that does not keep the time sleeps for so long at most. */
+/* The longest sleep of a claim that is not the time keeper. */
 #define NAP_MS 5000
 
-/* Upkeep that is wanted is done so much later, and no more often. */
+/* Delay of requested upkeep, and its smallest interval. */
 #define UPKEEP_DELAY_MS 2000
 
-/* What the end of this transaction may be of interest for. */
+/* The smallest interval for deleting keys whose time is over. */
+#define KEYS_DELAY_MS 30000
+
+/* What the end of this transaction must be reported to. */
 static int64 topics[MAX_TOPICS];
 static int	ntopics = 0;
 static bool all_topics = false;
-static uint32 wait_topic;		/* hash of the topic that is the worker's */
+static uint32 wait_topic;		/* hash of the topic of waits, for the worker */
 static bool wait_topic_known = false;	/* in this transaction */
 static Oid	policies_of[MAX_POLICIES];	/* tables whose policies have changed */
 static int	npolicies_of = 0;
@@ -73,17 +78,18 @@ static uint64 released_token;
 static bool note_worker = false;
 static bool note_database = false;
 static bool note_upkeep = false;
+static TimestampTz note_key = PG_INT64_MAX;
 static TimestampTz note_due = PG_INT64_MAX;
 static TimestampTz note_lease = PG_INT64_MAX;
 
 /* ---------------------------------------------------------------------- */
-/* What a transaction has to tell                                         */
+/* What a transaction reports                                         */
 /* ---------------------------------------------------------------------- */
 
 /*
- * At the end of a transaction nothing may be allocated or converted, so what
- * is needed then is made before.  To be called while the transaction runs, by
- * whatever may note something.
+ * Prepare what is needed at the end of the transaction, when memory must not
+ * be allocated and strings cannot be converted.  Must be called earlier in the
+ * transaction, by every function that may note something.
  */
 void
 outbox_wake_prepare(void)
@@ -94,7 +100,7 @@ outbox_wake_prepare(void)
 	wait_topic_known = true;
 }
 
-/* Messages of this topic will be claimable. */
+/* Note that messages of this topic will be claimable. */
 void
 outbox_wake_note_topic(int64 topic_key)
 {
@@ -112,7 +118,7 @@ outbox_wake_note_topic(int64 topic_key)
 		all_topics = true;
 }
 
-/* Policies have changed: claims of messages in this table must look again. */
+/* Note a change of policies: claims on this table must try again. */
 void
 outbox_wake_note_policies(Oid relid)
 {
@@ -121,13 +127,16 @@ outbox_wake_note_policies(Oid relid)
 		if (policies_of[i] == relid)
 			return;
 	}
-	/* more than that only if they have been dropped and made again */
+	/* there are more only if the extension was created again */
 	if (npolicies_of == MAX_POLICIES)
 		memmove(policies_of, policies_of + 1, --npolicies_of * sizeof(Oid));
 	policies_of[npolicies_of++] = relid;
 }
 
-/* An owner has released all its messages: its claims must not wait any longer. */
+/*
+ * Note that an owner has released all its messages: its claims must stop
+ * waiting.
+ */
 void
 outbox_wake_note_release(Oid relid, uint64 token)
 {
@@ -135,41 +144,52 @@ outbox_wake_note_release(Oid relid, uint64 token)
 	released_token = token;
 }
 
-/* There is something for the worker of this database. */
+/* Note that there is work for the worker of this database. */
 void
 outbox_wake_note_worker(void)
 {
 	note_worker = true;
 }
 
-/* The extension was created in this database, which the launcher may not know. */
+/*
+ * Note that the extension was created: the launcher may not know this
+ * database.
+ */
 void
 outbox_wake_note_database(void)
 {
 	note_worker = note_database = true;
 }
 
-/* A partition of the archive is missing. */
+/* Note that a partition of the archive is missing. */
 void
 outbox_wake_note_upkeep(void)
 {
 	note_upkeep = true;
 }
 
-/* There will be, at some time. */
+/* Note that a dedupe key was taken until this time, and must be freed then. */
+void
+outbox_wake_note_key(TimestampTz until)
+{
+	note_key = Min(note_key, until);
+}
+
+/* Note that there will be work for the worker at this time. */
 void
 outbox_wake_note_due(TimestampTz at)
 {
 	note_due = Min(note_due, at);
 }
 
-/* A lease was taken that ends then. */
+/* Note that a lease was taken which ends at this time. */
 void
 outbox_wake_note_lease(TimestampTz ends)
 {
 	note_lease = Min(note_lease, ends);
 }
 
+/* Call waiting claims after changes of policies, and after a release. */
 static void
 call_claims(void)
 {
@@ -180,17 +200,18 @@ call_claims(void)
 		agenda = outbox_agenda_lock_to_report(policies_of[i]);
 		if (agenda == NULL)
 			continue;
-		outbox_waiters_call_all(agenda, true);
+		outbox_sleepers_call_all(agenda, true);
 		LWLockRelease(&agenda->lock);
 	}
 	if (OidIsValid(released_in) &&
 		(agenda = outbox_agenda_lock_to_report(released_in)) != NULL)
 	{
-		outbox_waiters_release(agenda, released_token);
+		outbox_sleepers_release(agenda, released_token);
 		LWLockRelease(&agenda->lock);
 	}
 }
 
+/* Call the workers that the transaction concerns. */
 static void
 call_workers(void)
 {
@@ -213,9 +234,16 @@ call_workers(void)
 	if (note_upkeep)
 		outbox_workers_want_upkeep(TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 															   UPKEEP_DELAY_MS));
+	if (note_key != PG_INT64_MAX)
+		outbox_workers_want_upkeep(Max(note_key,
+									   TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+																   KEYS_DELAY_MS)));
 }
 
-/* The transaction has ended, one way or the other, or was prepared. */
+/*
+ * Call claims and workers at the end of the transaction, or when it was
+ * prepared.  This happens after an abort as well.
+ */
 void
 outbox_wake_xact_end(void)
 {
@@ -229,29 +257,31 @@ outbox_wake_xact_end(void)
 	all_topics = note_worker = note_database = note_upkeep = false;
 	npolicies_of = 0;
 	released_in = InvalidOid;
-	note_due = note_lease = PG_INT64_MAX;
+	note_key = note_due = note_lease = PG_INT64_MAX;
 }
 
 /* ---------------------------------------------------------------------- */
 /* Waiting                                                                */
 /* ---------------------------------------------------------------------- */
 
-/* Leave the claims that wait, if this session's is one. */
+/* Stop waiting, if this session's claim is registered. */
 static void
 leave(void)
 {
-	OutboxWaiter *own = outbox_waiter_own();
+	OutboxSleeper *own = outbox_sleeper_own();
 	OutboxAgenda *agenda;
 
 	if (own == NULL || own->agenda == OUTBOX_NIL)
 		return;
 	agenda = outbox_agenda_by_number(own->agenda);
 	LWLockAcquire(&agenda->lock, LW_EXCLUSIVE);
-	outbox_waiter_leave(agenda);
+	outbox_sleeper_leave(agenda);
 	LWLockRelease(&agenda->lock);
 }
 
-/* A session that is terminated while it waits ends without PG_FINALLY. */
+/*
+ * Exit callback: a session that is terminated while it waits skips PG_FINALLY.
+ */
 static void
 leave_at_exit(int code, Datum arg)
 {
@@ -259,13 +289,14 @@ leave_at_exit(int code, Datum arg)
 }
 
 /*
- * Register a claim that will wait.  It polls if it cannot be called, as when no
- * filter is given.  False if it cannot be registered: then it polls, too, and is not
- * seen.  Must be undone by outbox_wait_end, also after an error.
+ * Register a claim that will wait.  It polls if it cannot be called, for
+ * example because no filter is given.  False if it cannot be registered: then
+ * it polls, too, and is not shown by views.  outbox_sleep_end must be called,
+ * also after an error.
  */
 bool
-outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter, uint64 token,
-				  int capacity, const OutboxWaiterNames *wants)
+outbox_sleep_begin(Oid relid, const OutboxLaneFilter *filter, uint64 token,
+				   int capacity, const OutboxSleeperNames *wants)
 {
 	static bool exit_registered = false;
 	OutboxAgenda *agenda = outbox_agenda_lock(relid, LW_EXCLUSIVE);
@@ -274,10 +305,10 @@ outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter, uint64 token,
 	if (agenda == NULL)
 		return false;
 	joined = (filter != NULL &&
-			  outbox_waiter_join(agenda, filter, token, capacity)) ||
-		outbox_waiter_join_to_poll(agenda, token);
+			  outbox_sleeper_join(agenda, filter, token, capacity)) ||
+		outbox_sleeper_join_to_poll(agenda, token);
 	if (joined)
-		outbox_waiter_describe(agenda, wants);
+		outbox_sleeper_describe(agenda, wants);
 	LWLockRelease(&agenda->lock);
 	if (!exit_registered)
 		before_shmem_exit(leave_at_exit, (Datum) 0);
@@ -285,43 +316,47 @@ outbox_wait_begin(Oid relid, const OutboxLaneFilter *filter, uint64 token,
 	return joined;
 }
 
+/* Undo outbox_sleep_begin, whose result is passed. */
 void
-outbox_wait_end(bool registered)
+outbox_sleep_end(bool registered)
 {
 	if (registered)
 		leave();
 }
 
-/* Is the claim called when there is something for it? */
+/* Will the claim be called when there is something for it? */
 static bool
 can_be_called(bool registered)
 {
-	return registered && !outbox_waiter_own()->polls;
+	return registered && !outbox_sleeper_own()->polls;
 }
 
-/* The claim is about to look.  What comes after that calls it. */
+/*
+ * The claim is about to try: list it, so that it is called for what comes
+ * later.
+ */
 void
-outbox_wait_look(bool registered, Oid relid)
+outbox_sleep_look(bool registered, Oid relid)
 {
 	OutboxAgenda *agenda = can_be_called(registered) ?
 	outbox_agenda_lock_to_report(relid) : NULL;
 
 	if (agenda == NULL)
 		return;
-	outbox_waiter_list(agenda);
+	outbox_sleeper_list(agenda);
 	LWLockRelease(&agenda->lock);
 }
 
-/* The claim was called and has found nothing; perhaps another one does. */
+/* The claim has found nothing.  for_others: there is something that others may take. */
 void
-outbox_wait_pass_on(bool registered, Oid relid)
+outbox_sleep_pass_on(bool registered, Oid relid, bool for_others)
 {
 	OutboxAgenda *agenda = can_be_called(registered) ?
 	outbox_agenda_lock_to_report(relid) : NULL;
 
 	if (agenda == NULL)
 		return;
-	outbox_waiters_pass_on(agenda, false);
+	outbox_sleepers_pass_on(agenda, for_others);
 	LWLockRelease(&agenda->lock);
 }
 
@@ -335,15 +370,18 @@ remaining_ms(instr_time began, int wait_ms)
 	return wait_ms - (long) INSTR_TIME_GET_MILLISEC(elapsed);
 }
 
-/* Sleep until the latch is set, the client is gone, or the time is over. */
+/*
+ * Sleep until the latch is set, the client has disconnected, or the time is
+ * over.
+ */
 static void
 sleep_with_client(long ms)
 {
 	WaitEvent	event;
 
-	/* as pq_check_connection() does; whoever reads or writes sets it again */
+	/* as pq_check_connection() does; the next read or write sets it again */
 	ModifyWaitEvent(FeBeWaitSet, OUTBOX_CLIENT_SOCKET, WL_SOCKET_CLOSED, NULL);
-	if (WaitEventSetWait(FeBeWaitSet, ms, &event, 1, PG_WAIT_EXTENSION) > 0 &&
+	if (WaitEventSetWait(FeBeWaitSet, ms, &event, 1, outbox_wait_event(OUTBOX_WAIT_CLAIM)) > 0 &&
 		event.events == WL_POSTMASTER_DEATH)
 		proc_exit(1);
 }
@@ -360,7 +398,7 @@ sleep_on_latch(long ms)
 	else
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
-						 PG_WAIT_EXTENSION);
+						 outbox_wait_event(OUTBOX_WAIT_CLAIM));
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
 	if (FeBeWaitSet != NULL && !pq_check_connection())
@@ -371,44 +409,50 @@ sleep_on_latch(long ms)
 	}
 }
 
+/* Is the agenda's epoch outdated, so that calls may have been missed? */
+static bool
+is_outdated(const OutboxAgenda *agenda)
+{
+	return agenda->epoch != outbox_epoch(agenda->relid);
+}
+
 /*
- * Is there a reason to be awake?  If not, see how long to sleep, and, if nobody
- * else does so, keep the time.
+ * Must the claim wake?  If not, determines how long to sleep, and makes the
+ * claim the time keeper if there is none.
  */
 static bool
 must_wake(OutboxAgenda *agenda, bool first, long *ms, OutboxAwake *why)
 {
-	OutboxWaiter *own = outbox_waiter_own();
+	OutboxSleeper *own = outbox_sleeper_own();
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz next;
 
 	outbox_lanes_look_at_silent(agenda);
-	outbox_waiters_call_due(agenda, now);
+	outbox_sleepers_call_due(agenda, now);
 	*why = own->released ? OUTBOX_AWAKE_RELEASED : OUTBOX_AWAKE_CALLED;
-	if (own->released || own->called ||
-		agenda->epoch != outbox_epoch(agenda->relid))
+	if (own->released || own->called || is_outdated(agenda))
 		return true;
 	next = outbox_agenda_next_time(agenda);
 	*ms = Min(*ms, NAP_MS);
 	if (!first && agenda->keeper != OUTBOX_NIL &&
-		!outbox_waiter_keeps_time(agenda))
+		!outbox_sleeper_keeps_time(agenda))
 		return false;
 	if (next != DT_NOEND)
 		*ms = Min(*ms, TimestampDifferenceMilliseconds(now, next));
 	if (agenda->nsilent > 0)
 		*ms = Min(*ms, outbox_poll_interval);
-	outbox_waiter_keep_time(agenda, next);
+	outbox_sleeper_keep_time(agenda, next);
 	return false;
 }
 
-/* Sleep as a claim that must poll.  A release ends it, if it is registered. */
+/* Sleep as a claim that must poll.  If it is registered, a release ends it. */
 static OutboxAwake
 sleep_and_poll(bool registered, long ms)
 {
 	if (ms <= 0)
 		return OUTBOX_AWAKE_OVER;
 	sleep_on_latch(Min(ms, outbox_poll_interval));
-	return registered && outbox_waiter_own()->released ? OUTBOX_AWAKE_RELEASED :
+	return registered && outbox_sleeper_own()->released ? OUTBOX_AWAKE_RELEASED :
 		OUTBOX_AWAKE_CALLED;
 }
 
@@ -416,7 +460,7 @@ sleep_and_poll(bool registered, long ms)
  * Sleep until the claim is called, or has waited for wait_ms since it began.
  */
 OutboxAwake
-outbox_wait_sleep(bool registered, Oid relid, instr_time began, int wait_ms)
+outbox_sleep_until_called(bool registered, Oid relid, instr_time began, int wait_ms)
 {
 	bool		first = true;
 
@@ -436,12 +480,14 @@ outbox_wait_sleep(bool registered, Oid relid, instr_time began, int wait_ms)
 		agenda = outbox_agenda_lock_to_report(relid);
 		if (agenda == NULL)
 			return sleep_and_poll(registered, ms);
-		/* there are messages of which nobody tells */
+		/* there may be messages that are not reported */
 		uncalled = outbox_epoch_strangers() || !outbox_agenda_is_complete(agenda);
-		unsure = outbox_waiter_own()->unsure;
+		unsure = outbox_sleeper_own()->unsure;
 		awake = must_wake(agenda, first, &ms, &why);
+		OUTBOX_TRACE_WAIT("sleep", agenda, awake,
+						  unsure || uncalled || is_outdated(agenda));
 		if (!awake)
-			outbox_waiter_own()->unsure = false;
+			outbox_sleeper_own()->unsure = false;
 		LWLockRelease(&agenda->lock);
 		if (awake)
 			return why;
@@ -449,7 +495,7 @@ outbox_wait_sleep(bool registered, Oid relid, instr_time began, int wait_ms)
 			ms = Min(ms, UNSURE_MS);
 		if (uncalled)
 			ms = Min(ms, outbox_poll_interval);
-		/* nothing is so close that it is not worth to sleep */
+		/* sleep even if the next time is close */
 		sleep_on_latch(Max(ms, 0));
 		if (unsure || uncalled)
 			return OUTBOX_AWAKE_CALLED;

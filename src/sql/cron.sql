@@ -1,15 +1,15 @@
--- cron.sql: the one way to pg_cron, which may be missing, or live in another
--- database. pg_cron keeps its schedules in one database (cron.database_name),
--- and can be called only there. Serves sql_admin.c.
+-- cron.sql: the interface to pg_cron, which may be missing, or be in another
+-- database. pg_cron keeps its schedules in one database (cron.database_name), and can
+-- be called only there. Serves sql_admin.c.
 --
--- Schedules are in the name of who made them: in pg_cron's own database of the
--- extension's owner, elsewhere of who was connected, so that nobody has
--- pg_cron do what he could not do himself. To end one, whoever made it, is the
--- extension's right.
+-- A schedule belongs to the role that creates it: in pg_cron's own database that is
+-- the owner of the extension, elsewhere the session user, so that no role can make
+-- pg_cron do what the role itself may not do. The extension may remove schedules of
+-- any role.
 
 -- _cron_fits(name)
---     pg_cron's names have 63 bytes at most; it cuts longer ones off, and then
---     they are the same. Those have a digest instead.
+--     Names in pg_cron have at most 63 bytes; it truncates longer ones, which may
+--     then collide. Such names are replaced by a digest.
 CREATE FUNCTION outbox._cron_fits(name text)
 RETURNS text
 LANGUAGE sql STABLE STRICT
@@ -18,13 +18,12 @@ RETURN CASE WHEN octet_length(name) < 64 THEN name
             ELSE split_part(name, ':', 1) || ':'
                  || left(encode(sha256(convert_to(name, getdatabaseencoding())), 'hex'), 40) END;
 
-COMMENT ON FUNCTION outbox._cron_fits(text) IS
-    'A name that pg_cron can take.';
+COMMENT ON FUNCTION outbox._cron_fits(text) IS 'A name that pg_cron accepts.';
 
 -- _cron_name(job_name)
---     Returns the name under which pg_cron has the schedule of a job. Where the
---     database has a colon in its name, that could be the name of another one's
---     job, so there it is a digest that tells the two parts apart.
+--     Returns the name of a job's schedule in pg_cron. If the name of the database
+--     contains a colon, the result could be the name of a job of another database, so
+--     it is replaced by a digest in which the two parts are distinct.
 CREATE FUNCTION outbox._cron_name(job_name text)
 RETURNS text
 LANGUAGE sql STABLE STRICT
@@ -35,11 +34,10 @@ RETURN CASE WHEN strpos(current_database(), ':') = 0
                      length(current_database()) || ':' || current_database() || ':' || job_name,
                      getdatabaseencoding())), 'hex'), 40) END;
 
-COMMENT ON FUNCTION outbox._cron_name(text) IS
-    'What pg_cron knows a job by.';
+COMMENT ON FUNCTION outbox._cron_name(text) IS 'The name of a job in pg_cron.';
 
 -- _cron_database()
---     The database in which pg_cron is; null if it is nowhere.
+--     Returns the database that has pg_cron; null if there is none.
 CREATE FUNCTION outbox._cron_database()
 RETURNS name
 LANGUAGE sql STABLE
@@ -51,7 +49,7 @@ RETURN CASE WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_cron')
                      AND d.datname <> current_database()) END;
 
 COMMENT ON FUNCTION outbox._cron_database() IS
-    'The database in which pg_cron is; null if it is nowhere.';
+    'The database that has pg_cron; null if there is none.';
 
 -- _run_elsewhere(database, statement, as_owner)
 --     Runs a statement in another database, in a background process, as the
@@ -70,9 +68,9 @@ COMMENT ON FUNCTION outbox._run_elsewhere(name, text, boolean) IS
     'Runs a statement in the database of pg_cron, in a transaction of its own.';
 
 -- _cron_call(statement, as_owner)
---     Runs a statement where pg_cron is. In another database it is committed
---     at once, whatever becomes of the caller's transaction, and is run by who
---     is connected, or by the extension's owner.
+--     Runs a statement in the database of pg_cron. If that is another one, the
+--     statement is committed at once, whatever happens to the caller's transaction,
+--     and is run by the session user, or by the extension's owner.
 CREATE FUNCTION outbox._cron_call(
     statement text,
     as_owner  boolean DEFAULT false
@@ -98,11 +96,11 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._cron_call(text, boolean) IS
-    'Runs a statement where pg_cron is.';
+    'Runs a statement in the database of pg_cron.';
 
 -- _cron_schedule(name, cron_schedule, command)
---     Makes pg_cron run the command in this database. A schedule that has the
---     name already is replaced.
+--     Makes pg_cron run the command in this database. An existing schedule with this
+--     name is replaced.
 CREATE FUNCTION outbox._cron_schedule(
     name          text,
     cron_schedule text,
@@ -119,18 +117,18 @@ BEGIN
     ELSE
         PERFORM outbox._cron_call(format('SELECT cron.schedule_in_database(%L, %L, %L, %L)',
                                          name, cron_schedule, command, current_database()));
-        -- what others have scheduled by this name is over
+        -- remove schedules of this name that belong to other roles
         PERFORM outbox._cron_unschedule(name, session_user);
     END IF;
 END
 $$;
 
 COMMENT ON FUNCTION outbox._cron_schedule(text, text, text) IS
-    'Schedules a command for this database, instead of the one of the same name.';
+    'Schedules a command in this database, replacing a schedule of the same name.';
 
 -- _cron_unschedule(name, but_of)
---     Ends the schedules of that name, whoever made them, but that of one role.
---     Without pg_cron there are none.
+--     Removes the schedules with a name, of all roles except one. Without pg_cron
+--     there are none.
 CREATE FUNCTION outbox._cron_unschedule(
     name   text,
     but_of name DEFAULT NULL
@@ -151,4 +149,4 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._cron_unschedule(text, name) IS
-    'Ends the schedules of that name, if there are any.';
+    'Removes the schedules with a name, if there are any.';

@@ -1,5 +1,6 @@
--- dump.sql: what pg_dump has to carry. The partitions of the archive are
--- tables of their own and need no mention, but for the one that is always there.
+-- dump.sql: the tables that pg_dump must include. The partitions of the archive are
+-- not members of the extension and need no mention, except for the one that always
+-- exists.
 
 SELECT pg_catalog.pg_extension_config_dump('outbox.message_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.queue', '');
@@ -8,6 +9,12 @@ SELECT pg_catalog.pg_extension_config_dump('outbox.archive', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.archive_unsorted', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.dead', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.topics', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.subscriber_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.subscribers', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.publications', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.publications_unsorted', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.expansions', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.replays', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.handlers', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.inbox_queue', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.inbox_done', '');
@@ -26,10 +33,11 @@ SELECT pg_catalog.pg_extension_config_dump('outbox.perspective_checkpoints', '')
 SELECT pg_catalog.pg_extension_config_dump('outbox.joins', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.join_members', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.join_waits', '');
-SELECT pg_catalog.pg_extension_config_dump('outbox.join_doubts', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.join_rechecks', '');
+SELECT pg_catalog.pg_extension_config_dump('outbox.depth', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.store_connections', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.routes', '');
 SELECT pg_catalog.pg_extension_config_dump('outbox.default_route', '');
 
--- There is a database for the launcher.
+-- Tell the launcher that this database has the extension now.
 SELECT outbox._wake_worker();

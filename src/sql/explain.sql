@@ -2,28 +2,28 @@
 -- sql_instance.c.
 
 -- _message_fate(id)
---     What would come of handing out a message: 'live', 'expired' or
---     'exhausted'. Claims, reap and nack ask the same function.
+--     Returns whether a message can be handed out: 'live', 'expired' or 'exhausted'.
+--     Claims, reap and nack use the same C function.
 CREATE FUNCTION outbox._message_fate(id bigint)
 RETURNS text
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_message_fate';
 
 COMMENT ON FUNCTION outbox._message_fate(bigint) IS
-    'What would come of handing out a message of the queue.';
+    'Whether a message of the queue can be handed out: live, expired or exhausted.';
 
 -- _message_locker(id)
---     Which transaction keeps others from claiming a message, if one does.
+--     Returns the transaction that has locked a message, if there is one.
 CREATE FUNCTION outbox._message_locker(id bigint)
 RETURNS xid
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_message_locker';
 
 COMMENT ON FUNCTION outbox._message_locker(bigint) IS
-    'Which transaction keeps others from claiming a message of the queue.';
+    'The transaction that has locked a message of the queue.';
 
 -- _partition_owner(partition, instances)
---     Which of these instances owns a partition.
+--     Returns the one of these instances that owns a partition.
 CREATE FUNCTION outbox._partition_owner(
     partition integer,
     instances uuid[]
@@ -33,48 +33,73 @@ LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'outbox_partition_owner';
 
 COMMENT ON FUNCTION outbox._partition_owner(integer, uuid[]) IS
-    'Which of these instances owns a partition.';
+    'The instance that owns a partition, given all live instances.';
+
+-- _lane_of(namespace, topic, tenant_id, subscriber, priority)
+--     Returns the lane in which claims look for such a message.
+CREATE FUNCTION outbox._lane_of(
+    namespace  text,
+    topic      text,
+    tenant_id  uuid,
+    subscriber integer,
+    priority   integer
+)
+RETURNS bigint
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'outbox_lane_of_sql';
+
+COMMENT ON FUNCTION outbox._lane_of(text, text, uuid, integer, integer) IS
+    'The lane in which claims look for a message.';
 
 -- _explain_finished(id)
---     What became of a message that is not in the queue. It must not show the error,
---     since monitors may call explain_message.
+--     Describes a message, timer or run that is not in a live table. It must not show
+--     the error, because monitoring roles may call explain_message.
 CREATE FUNCTION outbox._explain_finished(id bigint)
 RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce(
-        (SELECT format('failed at %s, reason: %s; outbox.dead_letters has the error, '
-                       'outbox.requeue brings it back',
-                       d.processed_at,
-                       coalesce(outbox.reason_name(d.failure_reason), d.failure_reason::text))
-           FROM outbox.dead d
-          WHERE d.id = _explain_finished.id),
-        (SELECT format('done at %s', a.processed_at)
-           FROM outbox.archive a
-          WHERE a.id = _explain_finished.id
+        (SELECT format('failed at %s, reason: %s; outbox.%s has the error, outbox.%s brings it '
+                       'back',
+                       f.processed_at,
+                       coalesce(outbox.reason_name(f.failure_reason), f.failure_reason::text),
+                       f.view, f.requeue)
+           FROM (SELECT d.processed_at, d.failure_reason, 'dead_letters' AS view,
+                        'requeue' AS requeue
+                   FROM outbox.dead d WHERE d.id = _explain_finished.id
+                 UNION ALL
+                 SELECT d.processed_at, d.failure_reason, 'dead_inbox', 'requeue_inbox'
+                   FROM outbox.inbox_dead d WHERE d.id = _explain_finished.id
+                 UNION ALL
+                 SELECT d.processed_at, d.failure_reason, 'dead_timers', 'requeue_timers'
+                   FROM outbox.timer_dead d WHERE d.id = _explain_finished.id
+                 UNION ALL
+                 SELECT d.processed_at, d.failure_reason, 'dead_job_runs', 'requeue_job_runs'
+                   FROM outbox.run_dead d WHERE d.id = _explain_finished.id) f
           LIMIT 1),
-        (SELECT 'a received message: see outbox.inbox'
-           FROM outbox.inbox i
-          WHERE i.id = _explain_finished.id
+        (SELECT format('done at %s%s', f.processed_at, f.what)
+           FROM (SELECT a.processed_at, '' AS what
+                   FROM outbox.archive a WHERE a.id = _explain_finished.id
+                 UNION ALL
+                 SELECT d.processed_at, '; a received message'
+                   FROM outbox.inbox_done d WHERE d.id = _explain_finished.id
+                 UNION ALL
+                 SELECT d.processed_at, '; a timer, which has become a message: see outbox.trace'
+                   FROM outbox.timer_done d WHERE d.id = _explain_finished.id
+                 UNION ALL
+                 SELECT d.processed_at, '; a run, which has become a message: see outbox.trace'
+                   FROM outbox.run_done d WHERE d.id = _explain_finished.id) f
           LIMIT 1),
-        (SELECT 'a timer: see outbox.timers'
-           FROM outbox.timers t
-          WHERE t.id = _explain_finished.id
-          LIMIT 1),
-        (SELECT 'a run of a job: see outbox.job_runs'
-           FROM outbox.job_runs r
-          WHERE r.id = _explain_finished.id
-          LIMIT 1),
-        'there is no such message, or it is kept no longer')
+        'there is no such message, or it is no longer kept')
 $$;
 
 COMMENT ON FUNCTION outbox._explain_finished(bigint) IS
-    'What became of a message that is not in the queue.';
+    'What became of a message that is in no live table.';
 
 -- _explain_partition(stream_id)
---     The live instance to whose partitions a stream belongs, in words; null if there
---     are no instances. It is reckoned with the default number of partitions.
+--     Describes the live instance that owns the partition of a stream; null if there
+--     are no instances. Assumes the default number of partitions.
 CREATE FUNCTION outbox._explain_partition(stream_id uuid)
 RETURNS text
 LANGUAGE sql STABLE
@@ -97,11 +122,151 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION outbox._explain_partition(uuid) IS
-    'To which instance''s partitions a stream belongs.';
+    'The instance that owns the partition of a stream.';
+
+-- _worker_obstacle(parts)
+--     Returns why no worker does this work in this database, or why it fails there;
+--     null if a worker does it. The parts are those of _worker_troubles.
+CREATE FUNCTION outbox._worker_obstacle(parts text[])
+RETURNS text
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    workers record;
+    trouble record;
+BEGIN
+    IF pg_is_in_recovery() THEN
+        RETURN 'workers run on the primary only';
+    END IF;
+    SELECT * INTO workers FROM outbox._workers();
+    IF NOT (SELECT l.preloaded FROM outbox._library() l) THEN
+        RETURN 'the library is not preloaded, so only outbox.maintain() does it';
+    ELSIF NOT workers.launcher THEN
+        RETURN 'the launcher does not run; see outbox.status()';
+    ELSIF NOT workers.serves THEN
+        RETURN 'workers do not serve this database; see outbox.status()';
+    ELSIF NOT current_setting('outbox.workers')::boolean THEN
+        RETURN 'outbox.workers is off';
+    ELSIF outbox._is_replicated() THEN
+        RETURN 'a subscription of logical replication writes here; see outbox.status()';
+    ELSIF outbox._is_loading() THEN
+        RETURN 'a dump is being loaded';
+    ELSIF workers.no_slots THEN
+        RETURN 'the server has no slot for a worker; see outbox.status()';
+    ELSIF EXISTS (SELECT FROM outbox._posts() p WHERE p.role_oid IS NULL AND p.failures > 1) THEN
+        RETURN 'the worker cannot start; see outbox.status()';
+    END IF;
+    SELECT * INTO trouble
+      FROM outbox._worker_troubles() t
+     WHERE t.part = ANY (parts)
+     LIMIT 1;
+    IF trouble.part IS NOT NULL THEN
+        RETURN format('it has failed %s times since %s, SQLSTATE %s; next try at %s',
+                      trouble.failures, trouble.since, trouble.sqlstate, trouble.next_try);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._worker_obstacle(text[]) IS
+    'Why no worker does this work, or why it fails.';
+
+-- _explain_worker(kind, namespace, topic, subscriber, payload)
+--     Returns whether the worker on which the delivery of such a message depends does
+--     its work: for what a handler handles, a wait for a join, a timer, or a run. No
+--     row if it does not depend on one.
+CREATE FUNCTION outbox._explain_worker(
+    kind       text,
+    namespace  text,
+    topic      text,
+    subscriber integer,
+    payload    text
+)
+RETURNS TABLE (gate text, passed boolean, detail text)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    handler  outbox.handlers;
+    the_join record;
+BEGIN
+    IF kind IN ('timer', 'job_run') THEN
+        gate := 'dispatched';
+        detail := CASE WHEN NOT current_setting('outbox.dispatch_timers')::boolean
+                       THEN 'outbox.dispatch_timers is off: only claims of timers and runs get it'
+                       ELSE outbox._worker_obstacle('{timers}') END;
+        passed := detail IS NULL;
+        RETURN NEXT;
+        RETURN;
+    ELSIF kind = 'message' AND topic = current_setting('outbox.join_wait_topic') THEN
+        SELECT j.join_id, j.status, j.expected_steps, j.completed_steps, j.failed_steps,
+               (SELECT count(*) FROM outbox.join_members m WHERE m.join_id = j.join_id) AS members
+          INTO the_join
+          FROM outbox.joins j
+         WHERE j.join_id = outbox._join_of_wait(payload);
+        gate := 'join has ended';
+        passed := the_join.status IS DISTINCT FROM 0;
+        detail := CASE WHEN NOT passed THEN
+                      format('join %s: %s of %s steps completed, %s failed, %s attached%s',
+                             the_join.join_id, the_join.completed_steps, the_join.expected_steps,
+                             the_join.failed_steps, the_join.members,
+                             CASE WHEN the_join.members < the_join.expected_steps
+                                  THEN '; not all steps are attached' END)
+                       WHEN the_join.join_id IS NULL THEN 'the join does not exist' END;
+        RETURN NEXT;
+        gate := 'waits are evaluated';
+        detail := outbox._worker_obstacle('{waits}');
+        passed := detail IS NULL;
+        RETURN NEXT;
+        RETURN;
+    ELSIF kind = 'message' THEN
+        SELECT h.* INTO handler
+          FROM outbox.handlers h
+         WHERE CASE WHEN _explain_worker.subscriber IS NULL
+                    THEN h.subscription = '' AND h.namespace = _explain_worker.namespace
+                         AND h.topic = _explain_worker.topic
+                    ELSE (h.namespace, h.subscription) = (
+                             SELECT s.namespace, s.subscription FROM outbox.subscribers s
+                              WHERE s.id = _explain_worker.subscriber) END;
+    END IF;
+    IF handler.handler IS NULL THEN
+        RETURN;
+    END IF;
+    gate := 'handler is called';
+    detail := coalesce(
+        (SELECT p.problem
+           FROM outbox._handler_problems() p
+          WHERE p.namespace = handler.namespace
+            AND coalesce(p.subscription, '') = handler.subscription
+            AND (handler.subscription <> '' OR p.topic = handler.topic)
+          LIMIT 1),
+        outbox._worker_obstacle('{handlers}'),
+        (SELECT format('the worker of role %s cannot start: it has failed %s times, next try at %s',
+                       handler.role, p.failures, p.due)
+           FROM outbox._posts() p
+          WHERE p.role_oid = handler.role_oid AND p.failures > 1
+          LIMIT 1),
+        (SELECT format('its worker fails: %s times since %s, SQLSTATE %s; next try at %s',
+                       t.failures, t.since, t.sqlstate, t.next_try)
+           FROM outbox._worker_troubles() t
+          WHERE t.part = 'handler'
+            AND t.topic = CASE handler.subscription
+                              WHEN '' THEN format('%s/%s', handler.namespace, handler.topic)
+                              ELSE format('subscription %s/%s', handler.namespace,
+                                          handler.subscription) END
+          LIMIT 1));
+    passed := detail IS NULL;
+    RETURN NEXT;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._explain_worker(text, text, text, integer, text) IS
+    'Whether the worker on which the delivery of a message depends does its work.';
 
 -- explain_message(id)
---     Why is this message not being delivered? One row for each thing that can
---     be in the way.
+--     Explains why this message is not being delivered. One row for each condition
+--     that delivery depends on. Takes received messages, timers and runs as well.
 CREATE FUNCTION outbox.explain_message(id bigint)
 RETURNS TABLE (gate text, passed boolean, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -115,12 +280,28 @@ DECLARE
     limits  integer;
     fate    text;
     locker  xid;
+    stream  uuid;
+    receiver outbox.subscribers;
+    kind    text := 'message';
     at      timestamptz := clock_timestamp();
 BEGIN
     PERFORM outbox._require('id', explain_message.id);
-    -- the library knows the settings that are asked for below
+    -- load the library, which defines the settings used below
     PERFORM outbox._library();
+    -- the live tables have the same columns
     SELECT * INTO message FROM outbox.queue q WHERE q.id = explain_message.id;
+    IF NOT FOUND THEN
+        kind := 'inbox';
+        SELECT * INTO message FROM outbox.inbox_queue q WHERE q.id = explain_message.id;
+    END IF;
+    IF NOT FOUND THEN
+        kind := 'timer';
+        SELECT * INTO message FROM outbox.timer_queue q WHERE q.id = explain_message.id;
+    END IF;
+    IF NOT FOUND THEN
+        kind := 'job_run';
+        SELECT * INTO message FROM outbox.run_queue q WHERE q.id = explain_message.id;
+    END IF;
     gate := 'unfinished';
     passed := message.id IS NOT NULL;
     detail := CASE WHEN NOT passed THEN outbox._explain_finished(explain_message.id) END;
@@ -134,7 +315,7 @@ BEGIN
     detail := CASE WHEN NOT passed THEN
                   format('not before %s%s', message.next_attempt_at,
                          CASE WHEN message.retry_count > 0 THEN
-                             format(', to be tried again after %s failed attempts, reason: %s',
+                             format(', a retry after %s failed attempts, reason: %s',
                                     message.retry_count,
                                     coalesce(outbox.reason_name(message.failure_reason),
                                              message.failure_reason::text)) END) END;
@@ -167,14 +348,63 @@ BEGIN
                              AND l.transactionid = locker)) END;
     RETURN NEXT;
 
+    gate := 'in its lane';
+    passed := message.lane = outbox._lane_of(message.namespace, message.topic, message.tenant_id,
+                                             message.subscriber, message.priority);
+    detail := CASE WHEN NOT passed THEN
+                  'its row was written without the triggers of the table; an UPDATE of the row '
+                  'with them puts it where claims look' END;
+    RETURN NEXT;
+
+    gate := 'claims can write';
+    passed := NOT (pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean);
+    detail := CASE WHEN pg_is_in_recovery() THEN 'this server is a standby: ask the primary'
+                   WHEN NOT passed THEN
+                       'transactions are read-only: see default_transaction_read_only' END;
+    RETURN NEXT;
+
+    gate := 'visible to all';
+    passed := NOT (SELECT c.relrowsecurity
+                     FROM pg_class c
+                    WHERE c.oid = CASE kind WHEN 'message' THEN 'outbox.queue'
+                                            WHEN 'inbox' THEN 'outbox.inbox_queue'
+                                            WHEN 'timer' THEN 'outbox.timer_queue'
+                                            ELSE 'outbox.run_queue' END::regclass);
+    detail := CASE WHEN NOT passed THEN
+                  'the table has row level security, which may hide it from roles that claim' END;
+    RETURN NEXT;
+
+    SELECT * INTO receiver FROM outbox.subscribers s WHERE s.id = message.subscriber;
     SELECT * INTO policy
       FROM outbox.topics t
-     WHERE t.kind = 'message'
-       AND t.namespace = message.namespace AND t.topic = message.topic;
-    gate := 'topic not paused';
-    passed := NOT coalesce(policy.paused, false);
-    detail := CASE WHEN NOT passed THEN 'see outbox.resume_topic' END;
-    RETURN NEXT;
+     WHERE t.kind = CASE WHEN message.subscriber IS NULL THEN kind ELSE 'subscription' END
+       AND t.namespace = message.namespace
+       AND t.topic = CASE WHEN message.subscriber IS NULL THEN message.topic
+                          ELSE receiver.subscription END;
+    IF message.subscriber IS NULL THEN
+        gate := 'topic not paused';
+        passed := NOT coalesce(policy.paused, false);
+        detail := CASE WHEN NOT passed THEN 'see outbox.resume_topic' END;
+        RETURN NEXT;
+        stream := message.stream_id;
+    ELSE
+        gate := 'subscribed';
+        passed := coalesce(receiver.state < 2, false);
+        detail := CASE WHEN NOT passed THEN
+                      format('%s has unsubscribed: the message %s',
+                             coalesce('subscription "' || receiver.subscription || '"',
+                                      'its subscription'),
+                             CASE WHEN message.status = 1 THEN 'can still be settled'
+                                  WHEN receiver.drops THEN 'will be dropped'
+                                  ELSE 'will be dead' END)
+                  ELSE format('subscription "%s"', receiver.subscription) END;
+        RETURN NEXT;
+        gate := 'subscription not paused';
+        passed := NOT coalesce(policy.paused, false);
+        detail := CASE WHEN NOT passed THEN 'see outbox.resume_subscription' END;
+        RETURN NEXT;
+        stream := outbox._subscriber_stream(message.stream_id, message.subscriber);
+    END IF;
 
     gate := 'attempts left';
     limits := coalesce(policy.max_attempts, current_setting('outbox.max_attempts')::integer);
@@ -183,12 +413,21 @@ BEGIN
     RETURN NEXT;
 
     gate := 'first in stream';
-    SELECT q.id, outbox.status_name(q.status) AS state, q.owner_token, q.next_attempt_at
-      INTO ahead
-      FROM outbox.queue q
-     WHERE q.stream_id = message.stream_id AND q.stream_seq < message.stream_seq
-     ORDER BY q.stream_seq
-     LIMIT 1;
+    IF kind = 'inbox' THEN
+        SELECT q.id, outbox.status_name(q.status) AS state, q.owner_token, q.next_attempt_at
+          INTO ahead
+          FROM outbox.inbox_queue q
+         WHERE q.stream_id = message.stream_id AND q.stream_seq < message.stream_seq
+         ORDER BY q.stream_seq
+         LIMIT 1;
+    ELSE
+        SELECT q.id, outbox.status_name(q.status) AS state, q.owner_token, q.next_attempt_at
+          INTO ahead
+          FROM outbox.queue q
+         WHERE q.stream_id = message.stream_id AND q.stream_seq < message.stream_seq
+         ORDER BY q.stream_seq
+         LIMIT 1;
+    END IF;
     passed := ahead.id IS NULL;
     detail := CASE WHEN NOT passed THEN
                   format('message %s is before it: %s%s', ahead.id, ahead.state,
@@ -197,39 +436,71 @@ BEGIN
     RETURN NEXT;
 
     gate := 'for any instance';
-    detail := CASE WHEN message.stream_id IS NOT NULL THEN
-                  outbox._explain_partition(message.stream_id) END;
+    detail := CASE WHEN stream IS NOT NULL THEN outbox._explain_partition(stream) END;
     passed := detail IS NULL;
     RETURN NEXT;
 
+    RETURN QUERY SELECT w.* FROM outbox._explain_worker(
+        kind, message.namespace, message.topic, message.subscriber, message.payload) w;
+
     gate := 'for any worker';
     detail := CASE
+        WHEN kind = 'inbox' THEN 'a received message: only outbox.claim_inbox gets it'
+        WHEN kind = 'timer' THEN 'a timer: a worker makes a message of it'
+        WHEN kind = 'job_run' THEN 'a run of a job: a worker makes a message of it'
+        WHEN message.subscriber IS NOT NULL THEN
+            format('a delivery: only claims that name its subscription get it%s',
+                   (SELECT format('; handled by %s', h.handler)
+                      FROM outbox.handlers h
+                     WHERE h.namespace = receiver.namespace
+                       AND h.subscription = receiver.subscription))
         WHEN message.topic = current_setting('outbox.join_wait_topic')
             THEN 'a wait for a join: only claims that name the topic get it'
         ELSE (SELECT format('handled by %s: only claims that name the topic get it', h.handler)
                 FROM outbox.handlers h
-               WHERE h.namespace = message.namespace AND h.topic = message.topic) END;
+               WHERE h.namespace = message.namespace AND h.topic = message.topic
+                 AND h.subscription = '') END;
     passed := detail IS NULL;
     RETURN NEXT;
+
+    -- of work that anyone may claim, claims are only known if they have come recently
+    IF message.next_attempt_at < at - interval '5 minutes' AND message.status = 0
+       AND kind = 'message' AND (passed OR message.subscriber IS NOT NULL)
+    THEN
+        gate := 'claimed for';
+        passed := EXISTS (SELECT FROM outbox._waiting_claims() w
+                           WHERE coalesce(w.namespace, message.namespace) = message.namespace
+                             AND w.subscription IS NOT DISTINCT FROM receiver.subscription
+                             AND (w.topics IS NULL OR message.topic = ANY (w.topics)))
+                  OR EXISTS (SELECT FROM outbox._topic_claims() c
+                              WHERE c.claimed_at > at - interval '5 minutes'
+                                AND c.namespace = message.namespace
+                                AND c.subscription IS NOT DISTINCT FROM receiver.subscription
+                                AND (c.topic = message.topic OR c.topic IS NULL));
+        detail := CASE WHEN NOT passed THEN
+                      'no claim for it has been made for five minutes; see outbox.claimers' END;
+        RETURN NEXT;
+    END IF;
 END
 $$;
 
 COMMENT ON FUNCTION outbox.explain_message(bigint) IS
-    'Why a message is not being delivered: one row for each thing that can be in the way.';
+    'Why a message is not being delivered: one row for each condition.';
 
 -- explain_message(message_id)
---     The same, for a message that is named by its message_id.
+--     The same for a message given by its message_id. For a publication: to which
+--     subscriptions it was delivered, and to which it will be.
 CREATE FUNCTION outbox.explain_message(message_id uuid)
 RETURNS TABLE (gate text, passed boolean, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    found_id bigint;
 BEGIN
     PERFORM outbox._require('message_id', explain_message.message_id);
-    -- of no message, the id 0; one that is back after it was done is in the queue
-    RETURN QUERY
-        SELECT e.*
-          FROM outbox.explain_message(coalesce(
+    -- a message that was done and restored by a dump is in the queue
+    found_id := coalesce(
                    (SELECT m.id FROM outbox.messages m
                      WHERE m.message_id = explain_message.message_id
                      ORDER BY m.status LIMIT 1),
@@ -238,7 +509,15 @@ BEGIN
                    (SELECT t.id FROM outbox.timers t
                      WHERE t.timer_id = explain_message.message_id LIMIT 1),
                    (SELECT r.id FROM outbox.job_runs r
-                     WHERE r.run_id = explain_message.message_id LIMIT 1), 0)) e;
+                     WHERE r.run_id = explain_message.message_id LIMIT 1));
+    IF found_id IS NULL THEN
+        RETURN QUERY SELECT e.* FROM outbox._explain_publication(explain_message.message_id) e;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    -- id 0, which no message has
+    RETURN QUERY SELECT e.* FROM outbox.explain_message(coalesce(found_id, 0)) e;
 END
 $$;
 
@@ -246,8 +525,8 @@ COMMENT ON FUNCTION outbox.explain_message(uuid) IS
     'Why a message is not being delivered, by its message_id.';
 
 -- explain_message(message)
---     The same, for either of them. It is the form that a parameter or literal
---     without a type takes. Raises 22023 for anything else.
+--     The same for either of them. PostgreSQL selects this form for a parameter or
+--     literal without a type. Raises 22023 for anything else.
 CREATE FUNCTION outbox.explain_message(message text)
 RETURNS TABLE (gate text, passed boolean, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER

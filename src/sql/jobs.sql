@@ -1,4 +1,4 @@
--- jobs.sql: what pg_cron triggers again and again. Each time makes a run, which
+-- jobs.sql: jobs, which pg_cron triggers repeatedly. Each time creates a run, which
 -- becomes a message. Serves sql_timer.c, sql_work.c and sql_admin.c.
 --
 -- The tables of runs are a live table and its history, like outbox.queue,
@@ -21,12 +21,12 @@ CREATE TABLE outbox.jobs (
     )
 );
 
-COMMENT ON TABLE outbox.jobs IS 'What is to be done again and again. The schedules are pg_cron''s.';
-COMMENT ON COLUMN outbox.jobs.job_name IS 'The job.';
+COMMENT ON TABLE outbox.jobs IS 'Jobs that are triggered repeatedly, by schedules in pg_cron.';
+COMMENT ON COLUMN outbox.jobs.job_name IS 'The name of the job.';
 COMMENT ON COLUMN outbox.jobs.topic IS 'The topic of the messages that its runs become.';
-COMMENT ON COLUMN outbox.jobs.cron_schedule IS 'When, in pg_cron''s words.';
+COMMENT ON COLUMN outbox.jobs.cron_schedule IS 'The schedule, in the syntax of pg_cron.';
 COMMENT ON COLUMN outbox.jobs.payload IS 'The payload of the messages that its runs become.';
-COMMENT ON COLUMN outbox.jobs.enabled IS 'Whether pg_cron is to trigger it.';
+COMMENT ON COLUMN outbox.jobs.enabled IS 'Whether pg_cron triggers it.';
 COMMENT ON COLUMN outbox.jobs.last_fired_at IS 'When pg_cron last triggered it.';
 COMMENT ON COLUMN outbox.jobs.created_at IS 'When it was created.';
 COMMENT ON COLUMN outbox.jobs.updated_at IS 'When it was last changed.';
@@ -36,6 +36,7 @@ CREATE TABLE outbox.run_queue (
     lane            bigint      NOT NULL,
     next_attempt_at timestamptz NOT NULL,
     updated_at      timestamptz NOT NULL,
+    leased_at       timestamptz,
     locked_until    timestamptz,
     owner_token     uuid,
     attempts        integer     NOT NULL DEFAULT 0,
@@ -51,6 +52,11 @@ CREATE TABLE outbox.run_queue (
     expires_at      timestamptz,
     tenant_id       uuid,
     stream_id       uuid,
+    published_id    uuid,
+    published_at    timestamptz,
+    subscriber      integer,
+    priority        smallint,
+    caused_by       uuid,
     namespace       text        NOT NULL DEFAULT 'default',
     topic           text        NOT NULL,
     job_name        text,
@@ -91,41 +97,56 @@ CREATE INDEX run_queue_stream_idx ON outbox.run_queue (stream_id, stream_seq)
 CREATE INDEX run_queue_expires_idx ON outbox.run_queue (expires_at)
     WHERE expires_at IS NOT NULL;
 
+CREATE INDEX run_queue_caused_idx ON outbox.run_queue (caused_by)
+    WHERE caused_by IS NOT NULL;
+
 CREATE INDEX run_queue_job_idx ON outbox.run_queue (job_name);
 
 COMMENT ON TABLE outbox.run_queue IS
-    'Runs that wait or are in progress. Look at outbox.job_runs instead.';
+    'Runs that are ready or in progress. Use the view outbox.job_runs instead.';
 COMMENT ON COLUMN outbox.run_queue.id IS 'The work item; constant for the life of the message.';
 COMMENT ON COLUMN outbox.run_queue.lane IS
-    'Where a claim finds it: a hash of namespace, topic and tenant.';
-COMMENT ON COLUMN outbox.run_queue.next_attempt_at IS 'Not to be delivered before.';
+    'The lane in which claims find it: a hash of namespace, topic and tenant.';
+COMMENT ON COLUMN outbox.run_queue.next_attempt_at IS 'Not delivered before this time.';
 COMMENT ON COLUMN outbox.run_queue.updated_at IS 'When the row was last changed.';
+COMMENT ON COLUMN outbox.run_queue.leased_at IS 'When it was claimed.';
 COMMENT ON COLUMN outbox.run_queue.locked_until IS 'End of the lease.';
-COMMENT ON COLUMN outbox.run_queue.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.run_queue.owner_token IS 'The owner of the lease.';
 COMMENT ON COLUMN outbox.run_queue.attempts IS 'How often the message was handed out.';
-COMMENT ON COLUMN outbox.run_queue.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.run_queue.retry_count IS 'How often it was returned for a retry.';
 COMMENT ON COLUMN outbox.run_queue.waived IS
-    'Attempts that do not count towards the maximum: the lease was given back, or taken away.';
-COMMENT ON COLUMN outbox.run_queue.progress IS 'Bits of what was achieved so far.';
+    'Attempts that do not count towards the maximum: the lease was released or revoked.';
+COMMENT ON COLUMN outbox.run_queue.progress IS 'Progress of the message, as a bit mask.';
 COMMENT ON COLUMN outbox.run_queue.status IS '0 ready, 1 in progress.';
 COMMENT ON COLUMN outbox.run_queue.failure_reason IS 'Why the last attempt failed; 0 if none did.';
 COMMENT ON COLUMN outbox.run_queue.created_at IS 'When the message was enqueued.';
 COMMENT ON COLUMN outbox.run_queue.message_id IS
     'The logical message, constant across retries and replays.';
 COMMENT ON COLUMN outbox.run_queue.stream_seq IS 'Place in the stream.';
-COMMENT ON COLUMN outbox.run_queue.due_time IS 'Not to be delivered before, as given to enqueue.';
-COMMENT ON COLUMN outbox.run_queue.expires_at IS 'Not to be delivered from then on.';
-COMMENT ON COLUMN outbox.run_queue.tenant_id IS 'Whose message it is.';
-COMMENT ON COLUMN outbox.run_queue.stream_id IS
-    'Messages of a stream are delivered one after the other.';
-COMMENT ON COLUMN outbox.run_queue.namespace IS 'Keeps applications apart that share the database.';
-COMMENT ON COLUMN outbox.run_queue.topic IS 'What the message is about.';
-COMMENT ON COLUMN outbox.run_queue.job_name IS 'The job.';
-COMMENT ON COLUMN outbox.run_queue.dedupe_key IS 'No two messages of a topic have the same.';
-COMMENT ON COLUMN outbox.run_queue.headers IS 'Whatever travels with the payload.';
-COMMENT ON COLUMN outbox.run_queue.last_error IS 'What the worker said of the last failed attempt.';
-COMMENT ON COLUMN outbox.run_queue.errors IS 'What was said of all failed attempts.';
-COMMENT ON COLUMN outbox.run_queue.payload IS 'The message itself; never parsed.';
+COMMENT ON COLUMN outbox.run_queue.due_time IS
+    'Not delivered before this time, as passed to enqueue.';
+COMMENT ON COLUMN outbox.run_queue.expires_at IS 'Not delivered from this time on.';
+COMMENT ON COLUMN outbox.run_queue.tenant_id IS 'The tenant that the message belongs to.';
+COMMENT ON COLUMN outbox.run_queue.stream_id IS 'The stream; its messages are delivered in order.';
+COMMENT ON COLUMN outbox.run_queue.published_id IS 'The publication, if it is a delivery.';
+COMMENT ON COLUMN outbox.run_queue.published_at IS
+    'When that was published, if it is in outbox.publications.';
+COMMENT ON COLUMN outbox.run_queue.subscriber IS
+    'The subscriber, if it is a delivery; see outbox.subscribers.';
+COMMENT ON COLUMN outbox.run_queue.priority IS 'From -2 to 2; null is 0.';
+COMMENT ON COLUMN outbox.run_queue.caused_by IS
+    'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
+COMMENT ON COLUMN outbox.run_queue.namespace IS
+    'The namespace; separates applications that share the database.';
+COMMENT ON COLUMN outbox.run_queue.topic IS 'The topic of the message.';
+COMMENT ON COLUMN outbox.run_queue.job_name IS 'The name of the job.';
+COMMENT ON COLUMN outbox.run_queue.dedupe_key IS
+    'The dedupe key; at most one message of a topic has it.';
+COMMENT ON COLUMN outbox.run_queue.headers IS 'A JSON object that is delivered with the payload.';
+COMMENT ON COLUMN outbox.run_queue.last_error IS 'The error of the last failed attempt.';
+COMMENT ON COLUMN outbox.run_queue.errors IS
+    'The errors of failed attempts; see outbox.attempts_log.';
+COMMENT ON COLUMN outbox.run_queue.payload IS 'The payload, which is never parsed.';
 
 CREATE TRIGGER outbox_run_queue_written
     BEFORE INSERT OR UPDATE ON outbox.run_queue
@@ -139,16 +160,16 @@ CREATE TRIGGER outbox_run_queue_truncated
     BEFORE TRUNCATE ON outbox.run_queue
     FOR EACH STATEMENT EXECUTE FUNCTION outbox._queue_truncated();
 
--- also for what replication does
+-- for logical replication as well
 ALTER TABLE outbox.run_queue ENABLE ALWAYS TRIGGER outbox_run_queue_changed;
 ALTER TABLE outbox.run_queue ENABLE ALWAYS TRIGGER outbox_run_queue_truncated;
 
 COMMENT ON TRIGGER outbox_run_queue_written ON outbox.run_queue IS
-    'Completes a row that plain SQL writes.';
+    'Completes rows that plain SQL writes.';
 COMMENT ON TRIGGER outbox_run_queue_changed ON outbox.run_queue IS
-    'Reports what plain SQL has done to a row.';
+    'Reports changes of rows by plain SQL.';
 COMMENT ON TRIGGER outbox_run_queue_truncated ON outbox.run_queue IS
-    'Reports that all rows will be gone.';
+    'Reports that all rows are removed.';
 
 CREATE TABLE outbox.run_done (
     id             bigint      NOT NULL,
@@ -165,8 +186,13 @@ CREATE TABLE outbox.run_done (
     expires_at     timestamptz,
     tenant_id      uuid,
     stream_id      uuid,
+    published_id   uuid,
+    published_at   timestamptz,
+    priority       smallint,
+    caused_by      uuid,
     namespace      text        NOT NULL,
     topic          text        NOT NULL,
+    subscription   text,
     job_name       text,
     dedupe_key     text,
     headers        jsonb,
@@ -179,32 +205,44 @@ CREATE TABLE outbox.run_done (
 
 CREATE INDEX run_done_message_id_idx ON outbox.run_done (message_id);
 CREATE INDEX run_done_keep_idx ON outbox.run_done (keep, processed_at);
+CREATE INDEX run_done_caused_idx ON outbox.run_done (caused_by)
+    WHERE caused_by IS NOT NULL;
 CREATE INDEX run_done_job_idx ON outbox.run_done (job_name, processed_at);
 
-COMMENT ON TABLE outbox.run_done IS 'Runs that are done. Look at outbox.job_runs instead.';
+COMMENT ON TABLE outbox.run_done IS 'Runs that are done. Use the view outbox.job_runs instead.';
 COMMENT ON COLUMN outbox.run_done.id IS 'The work item, as it was in the queue.';
 COMMENT ON COLUMN outbox.run_done.created_at IS 'When the message was enqueued.';
 COMMENT ON COLUMN outbox.run_done.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.run_done.keep IS
-    'How long it is kept: seconds; -1 for ever; -2 as outbox.retention says.';
+    'How long it is kept: seconds; -1 forever; -2 as set by outbox.retention.';
 COMMENT ON COLUMN outbox.run_done.attempts IS 'How often it was handed out.';
-COMMENT ON COLUMN outbox.run_done.retry_count IS 'How often it was handed back as not done.';
-COMMENT ON COLUMN outbox.run_done.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.run_done.retry_count IS 'How often it was returned for a retry.';
+COMMENT ON COLUMN outbox.run_done.progress IS 'Progress of the message, as a bit mask.';
 COMMENT ON COLUMN outbox.run_done.failure_reason IS 'Why it failed; 0 if it did not.';
 COMMENT ON COLUMN outbox.run_done.message_id IS 'The logical message.';
-COMMENT ON COLUMN outbox.run_done.processed_by IS 'The owner who finished it.';
-COMMENT ON COLUMN outbox.run_done.due_time IS 'As given to enqueue.';
-COMMENT ON COLUMN outbox.run_done.expires_at IS 'As given to enqueue.';
-COMMENT ON COLUMN outbox.run_done.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.run_done.processed_by IS 'The owner that finished it.';
+COMMENT ON COLUMN outbox.run_done.due_time IS 'As passed to enqueue.';
+COMMENT ON COLUMN outbox.run_done.expires_at IS 'As passed to enqueue.';
+COMMENT ON COLUMN outbox.run_done.tenant_id IS 'The tenant that the message belongs to.';
 COMMENT ON COLUMN outbox.run_done.stream_id IS 'The stream it was in.';
-COMMENT ON COLUMN outbox.run_done.namespace IS 'Keeps applications apart that share the database.';
-COMMENT ON COLUMN outbox.run_done.topic IS 'What the message is about.';
-COMMENT ON COLUMN outbox.run_done.job_name IS 'The job.';
-COMMENT ON COLUMN outbox.run_done.dedupe_key IS 'No two messages of a topic have the same.';
-COMMENT ON COLUMN outbox.run_done.headers IS 'Whatever travels with the payload.';
-COMMENT ON COLUMN outbox.run_done.output IS 'What the run had to say.';
-COMMENT ON COLUMN outbox.run_done.errors IS 'What was said of all failed attempts.';
-COMMENT ON COLUMN outbox.run_done.payload IS 'The message itself.';
+COMMENT ON COLUMN outbox.run_done.published_id IS 'The publication, if it was a delivery.';
+COMMENT ON COLUMN outbox.run_done.published_at IS
+    'When that was published, if it is in outbox.publications.';
+COMMENT ON COLUMN outbox.run_done.priority IS 'From -2 to 2; null is 0.';
+COMMENT ON COLUMN outbox.run_done.caused_by IS
+    'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
+COMMENT ON COLUMN outbox.run_done.subscription IS 'The subscription, if it was a delivery.';
+COMMENT ON COLUMN outbox.run_done.namespace IS
+    'The namespace; separates applications that share the database.';
+COMMENT ON COLUMN outbox.run_done.topic IS 'The topic of the message.';
+COMMENT ON COLUMN outbox.run_done.job_name IS 'The name of the job.';
+COMMENT ON COLUMN outbox.run_done.dedupe_key IS
+    'The dedupe key; at most one message of a topic has it.';
+COMMENT ON COLUMN outbox.run_done.headers IS 'A JSON object that is delivered with the payload.';
+COMMENT ON COLUMN outbox.run_done.output IS 'The output of the run.';
+COMMENT ON COLUMN outbox.run_done.errors IS
+    'The errors of failed attempts; see outbox.attempts_log.';
+COMMENT ON COLUMN outbox.run_done.payload IS 'The payload.';
 
 CREATE TABLE outbox.run_dead (
     id             bigint      NOT NULL,
@@ -221,8 +259,13 @@ CREATE TABLE outbox.run_dead (
     expires_at     timestamptz,
     tenant_id      uuid,
     stream_id      uuid,
+    published_id   uuid,
+    published_at   timestamptz,
+    priority       smallint,
+    caused_by      uuid,
     namespace      text        NOT NULL,
     topic          text        NOT NULL,
+    subscription   text,
     job_name       text,
     dedupe_key     text,
     headers        jsonb,
@@ -235,32 +278,44 @@ CREATE TABLE outbox.run_dead (
 
 CREATE INDEX run_dead_message_id_idx ON outbox.run_dead (message_id);
 CREATE INDEX run_dead_keep_idx ON outbox.run_dead (keep, processed_at);
+CREATE INDEX run_dead_caused_idx ON outbox.run_dead (caused_by)
+    WHERE caused_by IS NOT NULL;
 CREATE INDEX run_dead_job_idx ON outbox.run_dead (job_name, processed_at);
 
-COMMENT ON TABLE outbox.run_dead IS 'Runs that have failed. Look at outbox.job_runs instead.';
+COMMENT ON TABLE outbox.run_dead IS 'Runs that have failed. Use the view outbox.job_runs instead.';
 COMMENT ON COLUMN outbox.run_dead.id IS 'The work item, as it was in the queue.';
 COMMENT ON COLUMN outbox.run_dead.created_at IS 'When the message was enqueued.';
 COMMENT ON COLUMN outbox.run_dead.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.run_dead.keep IS
-    'How long it is kept: seconds; -1 for ever; -2 as outbox.dead_retention says.';
+    'How long it is kept: seconds; -1 forever; -2 as set by outbox.dead_retention.';
 COMMENT ON COLUMN outbox.run_dead.attempts IS 'How often it was handed out.';
-COMMENT ON COLUMN outbox.run_dead.retry_count IS 'How often it was handed back as not done.';
-COMMENT ON COLUMN outbox.run_dead.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.run_dead.retry_count IS 'How often it was returned for a retry.';
+COMMENT ON COLUMN outbox.run_dead.progress IS 'Progress of the message, as a bit mask.';
 COMMENT ON COLUMN outbox.run_dead.failure_reason IS 'Why it failed; 0 if it did not.';
 COMMENT ON COLUMN outbox.run_dead.message_id IS 'The logical message.';
-COMMENT ON COLUMN outbox.run_dead.processed_by IS 'The owner who finished it.';
-COMMENT ON COLUMN outbox.run_dead.due_time IS 'As given to enqueue.';
-COMMENT ON COLUMN outbox.run_dead.expires_at IS 'As given to enqueue.';
-COMMENT ON COLUMN outbox.run_dead.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.run_dead.processed_by IS 'The owner that finished it.';
+COMMENT ON COLUMN outbox.run_dead.due_time IS 'As passed to enqueue.';
+COMMENT ON COLUMN outbox.run_dead.expires_at IS 'As passed to enqueue.';
+COMMENT ON COLUMN outbox.run_dead.tenant_id IS 'The tenant that the message belongs to.';
 COMMENT ON COLUMN outbox.run_dead.stream_id IS 'The stream it was in.';
-COMMENT ON COLUMN outbox.run_dead.namespace IS 'Keeps applications apart that share the database.';
-COMMENT ON COLUMN outbox.run_dead.topic IS 'What the message is about.';
-COMMENT ON COLUMN outbox.run_dead.job_name IS 'The job.';
-COMMENT ON COLUMN outbox.run_dead.dedupe_key IS 'No two messages of a topic have the same.';
-COMMENT ON COLUMN outbox.run_dead.headers IS 'Whatever travels with the payload.';
-COMMENT ON COLUMN outbox.run_dead.last_error IS 'What the worker said of the last failed attempt.';
-COMMENT ON COLUMN outbox.run_dead.errors IS 'What was said of all failed attempts.';
-COMMENT ON COLUMN outbox.run_dead.payload IS 'The message itself.';
+COMMENT ON COLUMN outbox.run_dead.published_id IS 'The publication, if it was a delivery.';
+COMMENT ON COLUMN outbox.run_dead.published_at IS
+    'When that was published, if it is in outbox.publications.';
+COMMENT ON COLUMN outbox.run_dead.priority IS 'From -2 to 2; null is 0.';
+COMMENT ON COLUMN outbox.run_dead.caused_by IS
+    'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
+COMMENT ON COLUMN outbox.run_dead.subscription IS 'The subscription, if it was a delivery.';
+COMMENT ON COLUMN outbox.run_dead.namespace IS
+    'The namespace; separates applications that share the database.';
+COMMENT ON COLUMN outbox.run_dead.topic IS 'The topic of the message.';
+COMMENT ON COLUMN outbox.run_dead.job_name IS 'The name of the job.';
+COMMENT ON COLUMN outbox.run_dead.dedupe_key IS
+    'The dedupe key; at most one message of a topic has it.';
+COMMENT ON COLUMN outbox.run_dead.headers IS 'A JSON object that is delivered with the payload.';
+COMMENT ON COLUMN outbox.run_dead.last_error IS 'The error of the last failed attempt.';
+COMMENT ON COLUMN outbox.run_dead.errors IS
+    'The errors of failed attempts; see outbox.attempts_log.';
+COMMENT ON COLUMN outbox.run_dead.payload IS 'The payload.';
 
 CREATE VIEW outbox.job_runs AS
 SELECT q.id,
@@ -275,7 +330,7 @@ SELECT q.id,
        q.owner_token,
        q.locked_until,
        NULL::timestamptz AS processed_at,
-       NULL::text AS processed_by,
+       NULL::uuid AS processed_by,
        q.failure_reason,
        q.last_error,
        NULL::text AS output,
@@ -295,7 +350,7 @@ SELECT h.id,
        NULL,
        NULL,
        h.processed_at,
-       h.processed_by::text,
+       h.processed_by,
        h.failure_reason,
        NULL,
        h.output,
@@ -315,7 +370,7 @@ SELECT h.id,
        NULL,
        NULL,
        h.processed_at,
-       h.processed_by::text,
+       h.processed_by,
        h.failure_reason,
        h.last_error,
        NULL,
@@ -326,29 +381,29 @@ SELECT h.id,
 COMMENT ON VIEW outbox.job_runs IS 'Runs of jobs: waiting, in progress, done and failed.';
 COMMENT ON COLUMN outbox.job_runs.id IS 'The work item.';
 COMMENT ON COLUMN outbox.job_runs.run_id IS 'The run.';
-COMMENT ON COLUMN outbox.job_runs.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.job_runs.job_name IS 'The name of the job.';
 COMMENT ON COLUMN outbox.job_runs.topic IS 'The topic of the message that it becomes.';
 COMMENT ON COLUMN outbox.job_runs.payload IS 'The payload of the message that it becomes.';
 COMMENT ON COLUMN outbox.job_runs.status IS '0 ready, 1 in progress, 2 done, 3 failed.';
 COMMENT ON COLUMN outbox.job_runs.state IS 'ready, in progress, done or failed: the status.';
-COMMENT ON COLUMN outbox.job_runs.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.job_runs.owner_token IS 'The owner of the lease.';
 COMMENT ON COLUMN outbox.job_runs.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.job_runs.attempts IS 'How often it was handed out.';
-COMMENT ON COLUMN outbox.job_runs.retry_count IS 'How often it was handed back.';
-COMMENT ON COLUMN outbox.job_runs.next_attempt_at IS 'Not to be handed out before.';
-COMMENT ON COLUMN outbox.job_runs.last_error IS 'What was said of the last failed attempt.';
+COMMENT ON COLUMN outbox.job_runs.retry_count IS 'How often it was returned for a retry.';
+COMMENT ON COLUMN outbox.job_runs.next_attempt_at IS 'Not handed out before this time.';
+COMMENT ON COLUMN outbox.job_runs.last_error IS 'The error of the last failed attempt.';
 COMMENT ON COLUMN outbox.job_runs.failure_reason IS 'Why it failed; 0 if it did not.';
-COMMENT ON COLUMN outbox.job_runs.output IS 'What the run had to say.';
-COMMENT ON COLUMN outbox.job_runs.created_at IS 'When it was made.';
+COMMENT ON COLUMN outbox.job_runs.output IS 'The output of the run.';
+COMMENT ON COLUMN outbox.job_runs.created_at IS 'When it was created.';
 COMMENT ON COLUMN outbox.job_runs.processed_at IS 'When it was finished.';
-COMMENT ON COLUMN outbox.job_runs.processed_by IS 'The owner who finished it.';
+COMMENT ON COLUMN outbox.job_runs.processed_by IS 'The owner that finished it.';
 
 CREATE VIEW outbox.dead_job_runs AS
 SELECT d.id,
        d.job_name,
        d.topic,
        d.attempts,
-       outbox.reason_name(d.failure_reason) AS reason,
+       outbox.reason_name(d.failure_reason) AS reason_name,
        date_trunc('second', now() - d.processed_at) AS age,
        d.processed_at AS failed_at,
        d.processed_by AS failed_by,
@@ -363,17 +418,17 @@ SELECT d.id,
 COMMENT ON VIEW outbox.dead_job_runs IS
     'Runs of jobs that have failed. outbox.requeue_job_runs brings them back.';
 COMMENT ON COLUMN outbox.dead_job_runs.id IS 'The work item.';
-COMMENT ON COLUMN outbox.dead_job_runs.job_name IS 'The job.';
+COMMENT ON COLUMN outbox.dead_job_runs.job_name IS 'The name of the job.';
 COMMENT ON COLUMN outbox.dead_job_runs.topic IS 'The topic of the message that it becomes.';
 COMMENT ON COLUMN outbox.dead_job_runs.attempts IS 'How often it was handed out.';
-COMMENT ON COLUMN outbox.dead_job_runs.reason IS 'Why it failed, in words.';
+COMMENT ON COLUMN outbox.dead_job_runs.reason_name IS 'The name of failure_reason.';
 COMMENT ON COLUMN outbox.dead_job_runs.age IS 'How long ago it failed.';
 COMMENT ON COLUMN outbox.dead_job_runs.failed_at IS 'When it failed.';
 COMMENT ON COLUMN outbox.dead_job_runs.failed_by IS
     'The owner that failed it; null if none did.';
-COMMENT ON COLUMN outbox.dead_job_runs.created_at IS 'When it was made.';
+COMMENT ON COLUMN outbox.dead_job_runs.created_at IS 'When it was created.';
 COMMENT ON COLUMN outbox.dead_job_runs.failure_reason IS 'Why it failed; 0 if it did not.';
-COMMENT ON COLUMN outbox.dead_job_runs.last_error IS 'What was said of the last failed attempt.';
+COMMENT ON COLUMN outbox.dead_job_runs.last_error IS 'The error of the last failed attempt.';
 COMMENT ON COLUMN outbox.dead_job_runs.run_id IS 'The run.';
 COMMENT ON COLUMN outbox.dead_job_runs.payload IS 'The payload of the message that it becomes.';
 
@@ -388,7 +443,7 @@ RETURNS bigint
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_add_run';
 
-COMMENT ON FUNCTION outbox._add_run(text, text, text) IS 'A run of a job is due now.';
+COMMENT ON FUNCTION outbox._add_run(text, text, text) IS 'Inserts a run of a job that is due now.';
 
 -- _unknown_job(job_name)
 --     Raises 42704.
@@ -407,10 +462,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox._unknown_job(text) IS 'Reports a job that is not there.';
+COMMENT ON FUNCTION outbox._unknown_job(text) IS 'Raises the error for an unknown job.';
 
 -- create_or_update_job(job_name, topic, cron_schedule, payload)
---     Has pg_cron trigger a job. Runs that wait already take over what is new.
+--     Creates or changes a job, which pg_cron triggers. Runs that are waiting get the
+--     new topic and payload.
 CREATE FUNCTION outbox.create_or_update_job(
     job_name      text,
     topic         text,
@@ -446,10 +502,10 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.create_or_update_job(text, text, text, text) IS
-    'Has pg_cron trigger a job, whose runs become messages.';
+    'Creates or changes a job that pg_cron triggers; its runs become messages.';
 
 -- delete_job(job_name)
---     Ends a job, and removes its runs that wait. False if there was none.
+--     Deletes a job, and its runs that are waiting. False if there is no such job.
 CREATE FUNCTION outbox.delete_job(job_name text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -467,13 +523,12 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox.delete_job(text) IS
-    'Ends a job, and removes its runs that wait.';
+COMMENT ON FUNCTION outbox.delete_job(text) IS 'Deletes a job, and its runs that are waiting.';
 
 -- trigger_job(job_name, scheduled)
---     A run of the job is due now; returns its id. pg_cron says scheduled:
---     then there is at most one run a minute, and none if the job is disabled
---     (null is returned).
+--     Creates a run of the job that is due now; returns its id. pg_cron sets
+--     scheduled: then there is at most one run a minute, and none if the job is
+--     disabled, in which case null is returned.
 CREATE FUNCTION outbox.trigger_job(
     job_name  text,
     scheduled boolean DEFAULT false
@@ -491,7 +546,8 @@ BEGIN
         SELECT * INTO job FROM outbox.jobs j WHERE j.job_name = trigger_job.job_name FOR SHARE;
     ELSE
         SELECT * INTO job FROM outbox.jobs j WHERE j.job_name = trigger_job.job_name FOR UPDATE;
-        -- schedules by the second, of later pg_crons, are not told apart
+        -- schedules by the second, in later versions of pg_cron, are not
+        -- distinguished
         IF FOUND
            AND (NOT job.enabled
                 OR (job.cron_schedule !~* 'second'
@@ -509,11 +565,11 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.trigger_job(text, boolean) IS
-    'A run of a job is due now; returns its id.';
+    'Creates a run of a job that is due now; returns its id.';
 
 -- set_job_enabled(job_name, enabled)
---     Starts or stops the schedule of a job. Runs that wait stay, and
---     trigger_job still works. Raises 42704 if there is no such job.
+--     Enables or disables the schedule of a job. Waiting runs stay, and trigger_job
+--     still works. Raises 42704 if there is no such job.
 CREATE FUNCTION outbox.set_job_enabled(
     job_name text,
     enabled  boolean
@@ -543,10 +599,10 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.set_job_enabled(text, boolean) IS
-    'Switches a job''s schedule on or off.';
+    'Enables or disables the schedule of a job.';
 
 -- _cron_schedule_job(job)
---     Makes pg_cron call trigger_job by the schedule of the job.
+--     Makes pg_cron call trigger_job on the schedule of the job.
 CREATE FUNCTION outbox._cron_schedule_job(job outbox.jobs)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -559,13 +615,12 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox._cron_schedule_job(outbox.jobs) IS
-    'Has pg_cron trigger a job.';
+COMMENT ON FUNCTION outbox._cron_schedule_job(outbox.jobs) IS 'Schedules a job in pg_cron.';
 
 -- _unscheduled_jobs()
---     Returns the names of jobs that are switched on and that pg_cron does not
---     know: the database was restored, or renamed. At most 100 of them. In
---     another database pg_cron is asked by a background process.
+--     Returns the names of enabled jobs that pg_cron does not have, because the
+--     database was restored or renamed. At most 100 of them. If pg_cron is in another
+--     database, a background process asks it.
 CREATE FUNCTION outbox._unscheduled_jobs()
 RETURNS text[]
 LANGUAGE plpgsql VOLATILE
@@ -574,7 +629,7 @@ AS $$
 DECLARE
     jobs    text[];
     names   text[];
-    -- their places in the list, which need no conversion
+    -- positions in the list, which need no encoding conversion
     missing text;
 BEGIN
     SELECT array_agg(j.job_name ORDER BY j.job_name),
@@ -605,8 +660,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox._unscheduled_jobs() IS
-    'Jobs that are switched on and that pg_cron does not know.';
+COMMENT ON FUNCTION outbox._unscheduled_jobs() IS 'Enabled jobs that pg_cron does not have.';
 
 -- _job_status()
 --     The row of status() about jobs.
@@ -628,7 +682,10 @@ BEGIN
         detail := CASE WHEN NOT ok THEN
                       'pg_cron does not know: ' || array_to_string(missing[1:5], ', ')
                       || CASE WHEN cardinality(missing) > 5 THEN ', ...' ELSE '' END END;
-        hint := CASE WHEN NOT ok THEN
+        hint := CASE WHEN NOT ok AND outbox._cron_database() IS NULL THEN
+                         'pg_cron is not installed: add it to shared_preload_libraries, and run '
+                         'CREATE EXTENSION pg_cron in the database that cron.database_name names.'
+                     WHEN NOT ok THEN
                     'Was the database restored or renamed? Schedule them again: SELECT '
                     'outbox.set_job_enabled(job_name, true) FROM outbox.jobs WHERE enabled.' END;
     EXCEPTION
@@ -642,16 +699,15 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox._job_status() IS 'What status() says of jobs.';
+COMMENT ON FUNCTION outbox._job_status() IS 'The row of status() about jobs.';
 
--- For workers that handle runs themselves, with outbox.dispatch_timers off.
--- These functions do on runs what those of work.sql do on the queue. Policies
--- are those of the settings, and there is no release.
+-- For workers that handle runs themselves, with outbox.dispatch_timers off. These
+-- functions do for runs what those of work.sql do for the queue. Policies are those
+-- of the settings, and there is no release.
 
 -- claim_job_runs(owner_token, lease_seconds, batch_size)
---     Takes up to batch_size due runs and leases them to the owner; see claim.
---     In what is returned, message_id is the
---     run_id, and correlation_id the job_name.
+--     Leases up to batch_size due runs to the owner; see claim. In the result,
+--     message_id is the run_id, and correlation_id the job_name.
 CREATE FUNCTION outbox.claim_job_runs(
     owner_token   uuid,
     lease_seconds integer DEFAULT NULL,
@@ -662,10 +718,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 20
 AS 'MODULE_PATHNAME', 'outbox_claim_job_runs';
 
 COMMENT ON FUNCTION outbox.claim_job_runs(uuid, integer, integer) IS
-    'Takes due runs of jobs and leases them to the owner.';
+    'Claims due runs of jobs for an owner.';
 
 -- ack_job_runs(owner_token, ids, ..., output)
---     Finishes runs and keeps their output; see ack. No message is enqueued for
+--     Finishes runs and stores their output; see ack. No message is enqueued for
 --     them.
 CREATE FUNCTION outbox.ack_job_runs(
     owner_token uuid,
@@ -679,10 +735,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_ack_job_runs';
 
 COMMENT ON FUNCTION outbox.ack_job_runs(uuid, bigint[], integer[], boolean, text) IS
-    'Finishes runs of jobs, and keeps their output.';
+    'Finishes runs of jobs, and stores their output.';
 
 -- abandon_job_runs(owner_token, ids, ...)
---     Hands runs back, to be tried again later; see nack.
+--     Returns runs for a retry; see nack.
 CREATE FUNCTION outbox.abandon_job_runs(
     owner_token  uuid,
     ids          bigint[],
@@ -698,12 +754,11 @@ AS 'MODULE_PATHNAME', 'outbox_nack_job_runs';
 
 COMMENT ON FUNCTION outbox.abandon_job_runs(
     uuid, bigint[], text, interval, integer[], boolean, integer
-) IS
-    'Hands runs of jobs back to be tried again.';
+) IS 'Returns runs of jobs for a retry.';
 
 -- fail_job_runs(owner_token, ids, ...)
---     Fails runs for good; see fail. requeue_job_runs brings them
---     back.
+--     Fails runs permanently; see fail. They can be brought back with
+--     requeue_job_runs.
 CREATE FUNCTION outbox.fail_job_runs(
     owner_token uuid,
     ids         bigint[],
@@ -717,10 +772,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_fail_job_runs';
 
 COMMENT ON FUNCTION outbox.fail_job_runs(uuid, bigint[], text, integer, integer[], boolean) IS
-    'Fails runs of jobs for good.';
+    'Fails runs of jobs permanently.';
 
 -- renew_job_runs(owner_token, ids, ...)
---     Lets leases last lease_seconds from now; see renew.
+--     Makes leases last lease_seconds from now; see renew.
 CREATE FUNCTION outbox.renew_job_runs(
     owner_token   uuid,
     ids           bigint[],
@@ -733,7 +788,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_renew_job_runs';
 
 COMMENT ON FUNCTION outbox.renew_job_runs(uuid, bigint[], integer, integer[], boolean) IS
-    'Gives leases of runs of jobs more time.';
+    'Renews leases of runs of jobs.';
 
 -- requeue_job_runs(ids)
 --     Puts dead runs of jobs back; see requeue. Returns how many.
@@ -746,12 +801,12 @@ COMMENT ON FUNCTION outbox.requeue_job_runs(bigint[]) IS
     'Puts dead runs of jobs back.';
 
 -- reap_expired_job_runs(batch_limit)
---     Returns runs whose leases have ended to ready, or fails them if their
---     attempts are used up; see reap. Returns how many.
+--     Makes runs whose leases have ended ready again, or fails them if they are out
+--     of attempts; see reap. Returns how many.
 CREATE FUNCTION outbox.reap_expired_job_runs(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_reap_job_runs';
 
 COMMENT ON FUNCTION outbox.reap_expired_job_runs(integer) IS
-    'Returns runs of jobs whose leases have ended to ready.';
+    'Makes runs of jobs whose leases have ended ready again.';

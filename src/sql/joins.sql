@@ -1,10 +1,10 @@
--- joins.sql: fan-in. Serves sql_join.c, and join.c, which knows the columns by
--- their numbers. Messages know nothing of joins: all there is between them is
--- the trigger at the end of the queue.
+-- joins.sql: fan-in. Serves sql_join.c, and join.c, which knows the columns by their
+-- numbers. Messages do not depend on joins: the only connection is the trigger that
+-- fires when messages leave the queue.
 --
 -- Members and waits have no foreign key to their join. pg_restore -j loads these
--- tables in any order, with the constraints of the extension in place, and would
--- lose them. They come to an existing join (_lock_join) and go with it
+-- tables in any order, with the constraints of the extension in place, and would lose
+-- rows. They are added only to an existing join (_lock_join), and are deleted with it
 -- (outbox_join_goes).
 
 CREATE TABLE outbox.joins (
@@ -36,16 +36,16 @@ CREATE TABLE outbox.joins (
 CREATE INDEX joins_status_idx ON outbox.joins (status, created_at);
 CREATE INDEX joins_grouping_key_idx ON outbox.joins (grouping_key) WHERE grouping_key IS NOT NULL;
 
-COMMENT ON TABLE outbox.joins IS 'Sets of steps that somebody waits for.';
+COMMENT ON TABLE outbox.joins IS 'Sets of steps whose end can be waited for.';
 COMMENT ON COLUMN outbox.joins.join_id IS 'The join.';
-COMMENT ON COLUMN outbox.joins.grouping_key IS 'Whatever the user wants to find it by.';
+COMMENT ON COLUMN outbox.joins.grouping_key IS 'A key chosen by the user to find the join by.';
 COMMENT ON COLUMN outbox.joins.expected_steps IS 'How many steps must end.';
-COMMENT ON COLUMN outbox.joins.completed_steps IS 'How many are done.';
-COMMENT ON COLUMN outbox.joins.failed_steps IS 'How many have failed.';
+COMMENT ON COLUMN outbox.joins.completed_steps IS 'How many steps are done.';
+COMMENT ON COLUMN outbox.joins.failed_steps IS 'How many steps have failed.';
 COMMENT ON COLUMN outbox.joins.status IS '0 pending, 1 completed, 2 failed, 3 cancelled.';
 COMMENT ON COLUMN outbox.joins.created_at IS 'When it was started.';
 COMMENT ON COLUMN outbox.joins.last_updated_at IS 'When it last changed.';
-COMMENT ON COLUMN outbox.joins.metadata IS 'Whatever the user wants to keep with it.';
+COMMENT ON COLUMN outbox.joins.metadata IS 'Additional information, chosen by the user.';
 
 CREATE TABLE outbox.join_members (
     join_id    uuid        NOT NULL,
@@ -81,27 +81,27 @@ COMMENT ON COLUMN outbox.join_waits.message_id IS 'The message, of topic outbox.
 --     a message   it has ended: count that in all joins that have it as a member,
 --                 and let it wait for none
 --     both        the same in this join only, as reported by hand
-CREATE TABLE outbox.join_doubts (
+CREATE TABLE outbox.join_rechecks (
     id         bigint NOT NULL,
     waits_for  xid    NOT NULL,
     join_id    uuid,
     message_id uuid,
     status     smallint,
     missed_at  timestamptz,
-    CONSTRAINT join_doubts_pkey PRIMARY KEY (id)
+    CONSTRAINT join_rechecks_pkey PRIMARY KEY (id)
 );
 
-COMMENT ON TABLE outbox.join_doubts IS
-    'What is still to be counted when a transaction has ended. Nearly always empty.';
-COMMENT ON COLUMN outbox.join_doubts.id IS 'Number of the doubt.';
-COMMENT ON COLUMN outbox.join_doubts.waits_for IS 'The transaction that was in the way.';
-COMMENT ON COLUMN outbox.join_doubts.join_id IS
-    'The join in which to count; null for all that have the message.';
-COMMENT ON COLUMN outbox.join_doubts.message_id IS
-    'A message whose outcome is to be counted; null to count the members again.';
-COMMENT ON COLUMN outbox.join_doubts.status IS 'The outcome; null if it must be looked up.';
-COMMENT ON COLUMN outbox.join_doubts.missed_at IS
-    'When there was first nothing to count; a day later it is dropped.';
+COMMENT ON TABLE outbox.join_rechecks IS
+    'Outcomes that must be counted after the end of another transaction. Nearly always empty.';
+COMMENT ON COLUMN outbox.join_rechecks.id IS 'Number of the row.';
+COMMENT ON COLUMN outbox.join_rechecks.waits_for IS 'The transaction whose end must be awaited.';
+COMMENT ON COLUMN outbox.join_rechecks.join_id IS
+    'The join in which to count; null for all joins that have the message.';
+COMMENT ON COLUMN outbox.join_rechecks.message_id IS
+    'The message whose outcome must be counted; null to count all members again.';
+COMMENT ON COLUMN outbox.join_rechecks.status IS 'The outcome; null if it must be looked up.';
+COMMENT ON COLUMN outbox.join_rechecks.missed_at IS
+    'When there was first nothing to count; the row is deleted a day later.';
 
 -- Nothing is decided about joins while a dump is being loaded.
 CREATE TRIGGER outbox_joins_loaded
@@ -109,28 +109,28 @@ CREATE TRIGGER outbox_joins_loaded
     FOR EACH STATEMENT EXECUTE FUNCTION outbox._loads();
 
 COMMENT ON TRIGGER outbox_joins_loaded ON outbox.joins IS
-    'Notes that a dump is being loaded.';
+    'Records that this session is loading a dump.';
 
 CREATE TRIGGER outbox_join_members_loaded
     BEFORE INSERT ON outbox.join_members
     FOR EACH STATEMENT EXECUTE FUNCTION outbox._loads();
 
 COMMENT ON TRIGGER outbox_join_members_loaded ON outbox.join_members IS
-    'Notes that a dump is being loaded.';
+    'Records that this session is loading a dump.';
 
 CREATE TRIGGER outbox_join_waits_loaded
     BEFORE INSERT ON outbox.join_waits
     FOR EACH STATEMENT EXECUTE FUNCTION outbox._loads();
 
 COMMENT ON TRIGGER outbox_join_waits_loaded ON outbox.join_waits IS
-    'Notes that a dump is being loaded.';
+    'Records that this session is loading a dump.';
 
-CREATE TRIGGER outbox_join_doubts_loaded
-    BEFORE INSERT ON outbox.join_doubts
+CREATE TRIGGER outbox_join_rechecks_loaded
+    BEFORE INSERT ON outbox.join_rechecks
     FOR EACH STATEMENT EXECUTE FUNCTION outbox._loads();
 
-COMMENT ON TRIGGER outbox_join_doubts_loaded ON outbox.join_doubts IS
-    'Notes that a dump is being loaded.';
+COMMENT ON TRIGGER outbox_join_rechecks_loaded ON outbox.join_rechecks IS
+    'Records that this session is loading a dump.';
 
 -- _queue_ended()
 --     Counts the messages that the current call has ended in their joins.
@@ -167,9 +167,9 @@ COMMENT ON FUNCTION outbox.join_status_name(integer) IS
     'The name of a join''s status: 0 pending, 1 completed, 2 failed, 3 cancelled.';
 
 -- _message_end(message_id)
---     Returns how a message has ended, 2 (done) or 3 (failed), or null if it has
---     not or is no longer known; and the transaction in progress that is
---     changing it, if there is one.
+--     Returns how a message has ended, 2 (done) or 3 (failed), or null if it has not
+--     ended or is no longer known; and the transaction in progress that is changing
+--     it, if there is one.
 CREATE FUNCTION outbox._message_end(
     message_id uuid,
     OUT status smallint,
@@ -179,22 +179,21 @@ LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_message_end';
 
 COMMENT ON FUNCTION outbox._message_end(uuid) IS
-    'How a message has ended, and who is just changing it.';
+    'How a message has ended, and which transaction is changing it.';
 
 -- _wake_waits(join_id)
---     Makes the waits of a join claimable now. A wait that another transaction
---     has locked becomes a row in join_doubts instead; false if there was one.
+--     Makes the waits of a join claimable now. For a wait that another transaction
+--     has locked, a row is added to join_rechecks instead; false if there was one.
 CREATE FUNCTION outbox._wake_waits(join_id uuid)
 RETURNS boolean
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_wake_waits';
 
-COMMENT ON FUNCTION outbox._wake_waits(uuid) IS
-    'Has the waits of a join evaluated.';
+COMMENT ON FUNCTION outbox._wake_waits(uuid) IS 'Makes the waits of a join claimable now.';
 
 -- _join_goes()
---     BEFORE DELETE on outbox.joins: has the waits of the join evaluated, which
---     ends them, and removes what belongs to the join.
+--     BEFORE DELETE on outbox.joins: makes the waits of the join claimable, so that
+--     they are evaluated and end, and removes what belongs to the join.
 CREATE FUNCTION outbox._join_goes()
 RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -206,7 +205,7 @@ BEGIN
             USING ERRCODE = 'wrong_object_type';
     END IF;
     DELETE FROM outbox.join_members m WHERE m.join_id = OLD.join_id;
-    -- one that could not be woken is still to be found by its join
+    -- a wait that could not be woken must still be found by its join
     IF outbox._wake_waits(OLD.join_id) THEN
         DELETE FROM outbox.join_waits w WHERE w.join_id = OLD.join_id;
     END IF;
@@ -215,17 +214,16 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._join_goes() IS
-    'Removes what belongs to a join that is deleted, and has its waits evaluated.';
+    'Removes what belongs to a deleted join, and makes its waits claimable.';
 
 CREATE TRIGGER outbox_join_goes
     BEFORE DELETE ON outbox.joins
     FOR EACH ROW EXECUTE FUNCTION outbox._join_goes();
 
-COMMENT ON TRIGGER outbox_join_goes ON outbox.joins IS
-    'Removes what belongs to a join that is deleted.';
+COMMENT ON TRIGGER outbox_join_goes ON outbox.joins IS 'Removes what belongs to a deleted join.';
 
 -- start_join(grouping_key, expected_steps, metadata)
---     Begins to wait for a number of steps.
+--     Creates a join that ends after a number of steps; returns its id.
 CREATE FUNCTION outbox.start_join(
     grouping_key   text,
     expected_steps integer,
@@ -257,7 +255,7 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.start_join(text, integer, text) IS
-    'Begins to wait for a number of steps; returns the join''s id.';
+    'Creates a join of a number of steps; returns its id.';
 
 -- _unknown_join(join_id)
 --     Raises 42704.
@@ -272,11 +270,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox._unknown_join(uuid) IS 'Reports a join that is not there.';
+COMMENT ON FUNCTION outbox._unknown_join(uuid) IS 'Raises the error for an unknown join.';
 
 -- _lock_join(join_id)
---     Keeps the join from being deleted until the transaction ends, or raises
---     42704 if there is none. Does not wait for changes of its counters.
+--     Keeps the join from being deleted until the end of the transaction. Raises
+--     42704 if there is no such join. Does not wait for changes of its counters.
 CREATE FUNCTION outbox._lock_join(join_id uuid)
 RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -291,12 +289,13 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._lock_join(uuid) IS
-    'Keeps a join from being deleted, or reports that it does not exist.';
+    'Keeps a join from being deleted, or raises an error if it does not exist.';
 
 -- attach_message_to_join(join_id, message_id)
---     Makes a message a step of a join; again is as good as once. It does not
---     count: what has ended already, or is just ending, is left to who
---     evaluates waits.
+--     Makes a message a step of a join; doing so again has no effect. It does not
+--     count the message: if it has ended already, or is ending, that is left to the
+--     evaluation of waits. Raises 22023 if the id is known to be that of a
+--     publication.
 CREATE FUNCTION outbox.attach_message_to_join(
     join_id    uuid,
     message_id uuid
@@ -310,7 +309,8 @@ DECLARE
 BEGIN
     PERFORM outbox._require('join_id', attach_message_to_join.join_id),
             outbox._require('message_id', attach_message_to_join.message_id);
-    PERFORM outbox._lock_join(attach_message_to_join.join_id);
+    PERFORM outbox._refuse_published(attach_message_to_join.message_id),
+            outbox._lock_join(attach_message_to_join.join_id);
     INSERT INTO outbox.join_members (join_id, message_id)
     VALUES (attach_message_to_join.join_id, attach_message_to_join.message_id)
     ON CONFLICT DO NOTHING;
@@ -318,7 +318,7 @@ BEGIN
         -- after the insertion: see join.c
         SELECT * INTO message FROM outbox._message_end(attach_message_to_join.message_id);
         IF message.status IS NOT NULL OR message.writer IS NOT NULL THEN
-            INSERT INTO outbox.join_doubts (id, waits_for, message_id, status)
+            INSERT INTO outbox.join_rechecks (id, waits_for, message_id, status)
             VALUES (nextval('outbox.message_id_seq'),
                     coalesce(message.writer, pg_current_xact_id()::xid),
                     attach_message_to_join.message_id, message.status);
@@ -348,7 +348,10 @@ CREATE FUNCTION outbox.enqueue_step(
     stream_id      uuid        DEFAULT NULL,
     headers        jsonb       DEFAULT NULL,
     expires_at     timestamptz DEFAULT NULL,
-    message_id     uuid        DEFAULT NULL
+    message_id     uuid        DEFAULT NULL,
+    dedupe_for     interval    DEFAULT NULL,
+    on_duplicate   text        DEFAULT 'keep',
+    priority       integer     DEFAULT NULL
 )
 RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -363,22 +366,24 @@ BEGIN
         enqueue_step.topic, enqueue_step.payload, enqueue_step.correlation_id,
         enqueue_step.due_time, enqueue_step.namespace, enqueue_step.tenant_id,
         enqueue_step.dedupe_key, enqueue_step.stream_id, enqueue_step.headers,
-        enqueue_step.expires_at, enqueue_step.message_id);
+        enqueue_step.expires_at, enqueue_step.message_id, enqueue_step.dedupe_for,
+        enqueue_step.on_duplicate, enqueue_step.priority);
     PERFORM outbox.attach_message_to_join(enqueue_step.join_id, enqueued_id);
     RETURN enqueued_id;
 END
 $$;
 
 COMMENT ON FUNCTION outbox.enqueue_step(
-    uuid, text, text, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+    uuid, text, text, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid,
+    interval, text, integer
 ) IS
     'Enqueues a message and makes it a step of a join.';
 
 -- report_step_completed(join_id, message_id)
---     Counts a step as completed whose end the queue does not see: usually it
---     is no message of the queue. The first outcome of a step stands: a second
---     report has no effect. Raises 42704 if there is no such join, or the step
---     is not attached to it.
+--     Counts a step as completed that does not end in the queue, usually because it
+--     is not a message of the queue. The first outcome of a step stands: a second
+--     report has no effect. Raises 42704 if there is no such join, or the step is not
+--     attached to it.
 CREATE FUNCTION outbox.report_step_completed(
     join_id    uuid,
     message_id uuid
@@ -388,7 +393,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_report_step_completed';
 
 COMMENT ON FUNCTION outbox.report_step_completed(uuid, uuid) IS
-    'A step of a join is done.';
+    'Reports that a step of a join is done.';
 
 -- report_step_failed(join_id, message_id)
 --     Counts a step as failed, by the rules of report_step_completed.
@@ -401,10 +406,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_report_step_failed';
 
 COMMENT ON FUNCTION outbox.report_step_failed(uuid, uuid) IS
-    'A step of a join has failed.';
+    'Reports that a step of a join has failed.';
 
 -- cancel_join(join_id)
---     Nobody is interested any more. False if the join has ended already.
+--     Cancels a join. False if it has ended already.
 CREATE FUNCTION outbox.cancel_join(join_id uuid)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -432,5 +437,4 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox.cancel_join(uuid) IS
-    'Ends a join that is pending, whatever its steps do.';
+COMMENT ON FUNCTION outbox.cancel_join(uuid) IS 'Cancels a pending join.';

@@ -18,16 +18,48 @@ CREATE FUNCTION outbox.enqueue(
     stream_id      uuid        DEFAULT NULL,
     headers        jsonb       DEFAULT NULL,
     expires_at     timestamptz DEFAULT NULL,
-    message_id     uuid        DEFAULT NULL
+    message_id     uuid        DEFAULT NULL,
+    dedupe_for     interval    DEFAULT NULL,
+    on_duplicate   text        DEFAULT 'keep',
+    priority       integer     DEFAULT NULL
 )
 RETURNS uuid
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_enqueue_text';
 
 COMMENT ON FUNCTION outbox.enqueue(
-    text, json, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+    text, json, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid,
+    interval, text, integer
 ) IS
     'Like enqueue with text; the payload is the JSON as it was given.';
+
+-- publish(..., payload json, ...)
+--     Like publish with text; the payload is the JSON as it was given.
+CREATE FUNCTION outbox.publish(
+    topic          text,
+    payload        json,
+    correlation_id text        DEFAULT NULL,
+    due_time       timestamptz DEFAULT NULL,
+    namespace      text        DEFAULT 'default',
+    tenant_id      uuid        DEFAULT NULL,
+    dedupe_key     text        DEFAULT NULL,
+    stream_id      uuid        DEFAULT NULL,
+    headers        jsonb       DEFAULT NULL,
+    expires_at     timestamptz DEFAULT NULL,
+    message_id     uuid        DEFAULT NULL,
+    dedupe_for     interval    DEFAULT NULL,
+    on_duplicate   text        DEFAULT 'keep',
+    priority       integer     DEFAULT NULL
+)
+RETURNS uuid
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_publish_text';
+
+COMMENT ON FUNCTION outbox.publish(
+    text, json, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid,
+    interval, text, integer
+) IS
+    'Like publish with text; the payload is the JSON as it was given.';
 
 -- try_enqueue(..., payload json, ...)
 --     Like try_enqueue with text; the payload is the JSON as it was given.
@@ -42,14 +74,18 @@ CREATE FUNCTION outbox.try_enqueue(
     stream_id      uuid        DEFAULT NULL,
     headers        jsonb       DEFAULT NULL,
     expires_at     timestamptz DEFAULT NULL,
-    message_id     uuid        DEFAULT NULL
+    message_id     uuid        DEFAULT NULL,
+    dedupe_for     interval    DEFAULT NULL,
+    on_duplicate   text        DEFAULT 'keep',
+    priority       integer     DEFAULT NULL
 )
 RETURNS outbox.enqueue_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_try_enqueue_text';
 
 COMMENT ON FUNCTION outbox.try_enqueue(
-    text, json, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+    text, json, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid,
+    interval, text, integer
 ) IS
     'Like try_enqueue with text; the payload is the JSON as it was given.';
 
@@ -67,7 +103,10 @@ CREATE FUNCTION outbox.enqueue_step(
     stream_id      uuid        DEFAULT NULL,
     headers        jsonb       DEFAULT NULL,
     expires_at     timestamptz DEFAULT NULL,
-    message_id     uuid        DEFAULT NULL
+    message_id     uuid        DEFAULT NULL,
+    dedupe_for     interval    DEFAULT NULL,
+    on_duplicate   text        DEFAULT 'keep',
+    priority       integer     DEFAULT NULL
 )
 RETURNS uuid
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
@@ -75,10 +114,12 @@ RETURN outbox.enqueue_step(
     enqueue_step.join_id, enqueue_step.topic, enqueue_step.payload::text,
     enqueue_step.correlation_id, enqueue_step.due_time, enqueue_step.namespace,
     enqueue_step.tenant_id, enqueue_step.dedupe_key, enqueue_step.stream_id,
-    enqueue_step.headers, enqueue_step.expires_at, enqueue_step.message_id);
+    enqueue_step.headers, enqueue_step.expires_at, enqueue_step.message_id,
+    enqueue_step.dedupe_for, enqueue_step.on_duplicate, enqueue_step.priority);
 
 COMMENT ON FUNCTION outbox.enqueue_step(
-    uuid, text, json, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+    uuid, text, json, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid,
+    interval, text, integer
 ) IS
     'Like enqueue_step with text; a payload is the JSON as it was given.';
 
@@ -96,7 +137,10 @@ CREATE FUNCTION outbox.enqueue_step(
     stream_id      uuid        DEFAULT NULL,
     headers        jsonb       DEFAULT NULL,
     expires_at     timestamptz DEFAULT NULL,
-    message_id     uuid        DEFAULT NULL
+    message_id     uuid        DEFAULT NULL,
+    dedupe_for     interval    DEFAULT NULL,
+    on_duplicate   text        DEFAULT 'keep',
+    priority       integer     DEFAULT NULL
 )
 RETURNS uuid
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
@@ -104,10 +148,12 @@ RETURN outbox.enqueue_step(
     enqueue_step.join_id, enqueue_step.topic, enqueue_step.payload::text,
     enqueue_step.correlation_id, enqueue_step.due_time, enqueue_step.namespace,
     enqueue_step.tenant_id, enqueue_step.dedupe_key, enqueue_step.stream_id,
-    enqueue_step.headers, enqueue_step.expires_at, enqueue_step.message_id);
+    enqueue_step.headers, enqueue_step.expires_at, enqueue_step.message_id,
+    enqueue_step.dedupe_for, enqueue_step.on_duplicate, enqueue_step.priority);
 
 COMMENT ON FUNCTION outbox.enqueue_step(
-    uuid, text, jsonb, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid
+    uuid, text, jsonb, text, timestamptz, text, uuid, text, uuid, jsonb, timestamptz, uuid,
+    interval, text, integer
 ) IS
     'Like enqueue_step with text; a payload is the text of the jsonb.';
 
@@ -263,6 +309,23 @@ RETURN outbox.create_or_update_job(
 COMMENT ON FUNCTION outbox.create_or_update_job(text, text, text, jsonb) IS
     'Like create_or_update_job with text; a payload is the text of the jsonb.';
 
+-- publish_many_json(topic, payloads, ...)
+--     Like publish_many; the payloads are the elements of a JSON array.
+CREATE FUNCTION outbox.publish_many_json(
+    topic     text,
+    payloads  jsonb,
+    namespace text        DEFAULT 'default',
+    headers   jsonb       DEFAULT NULL,
+    due_time  timestamptz DEFAULT NULL,
+    stream_id uuid        DEFAULT NULL
+)
+RETURNS uuid[]
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_publish_many_json';
+
+COMMENT ON FUNCTION outbox.publish_many_json(text, jsonb, text, jsonb, timestamptz, uuid) IS
+    'Like publish_many; the payloads are the elements of a JSON array.';
+
 -- enqueue_many_json(topic, payloads, ...)
 --     Like enqueue_many, with the payloads as one JSON array: each is the text of an
 --     element.
@@ -279,4 +342,5 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_enqueue_many_json';
 
 COMMENT ON FUNCTION outbox.enqueue_many_json(text, jsonb, text, jsonb, timestamptz, uuid) IS
-    'Puts messages into the queue that differ in their payloads only, given as a JSON array.';
+    'Puts several messages into the queue that differ only in their payloads, given as a JSON '
+    'array.';

@@ -1,18 +1,21 @@
--- maintenance.sql: what the background worker does, for servers without one.
+-- maintenance.sql: the work of the background worker, for servers without one.
 
 -- _maintenance_parts()
---     What _maintenance_step can be called with, in order.
+--     The valid arguments of _maintenance_step, in order.
 CREATE FUNCTION outbox._maintenance_parts()
 RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN '{waits, join_members, leases, timers, handlers}'::pg_catalog.text[]
+RETURN '{waits, join_members, leases, inbox_leases, timer_leases, run_leases, timers, runs,
+         subscriptions, samples, handlers}'::pg_catalog.text[]
        OPERATOR(pg_catalog.||) outbox._cleanup_parts();
 
 COMMENT ON FUNCTION outbox._maintenance_parts() IS 'The parts of maintenance.';
 
 -- _maintenance_step(part)
---     A bounded piece of a part of maintenance, which waits for nobody for longer
---     than a moment; how much there was to do.
+--     Does a bounded amount of work of one part of maintenance, and waits for other
+--     transactions only for a moment. Returns how much there was to do. On a
+--     subscriber of logical replication, only partitions are created; all else is
+--     done by the publisher.
 CREATE FUNCTION outbox._maintenance_step(part text)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
@@ -20,21 +23,37 @@ SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '1s'
 AS $$
 BEGIN
+    IF part <> 'partitions' AND outbox._is_replicated() THEN
+        RETURN 0;
+    END IF;
     CASE part
         WHEN 'waits' THEN
             RETURN outbox.process_join_waits();
         WHEN 'handlers' THEN
-            -- in processes of their own, for which nothing of ours may be in the way
+            -- handlers run in other processes, which must not be blocked by this
+            -- transaction
             RETURN outbox._start_handlers();
         WHEN 'join_members' THEN
             RETURN outbox.reconcile_joins();
         WHEN 'leases' THEN
-            RETURN outbox.reap() + outbox.reap_inbox()
-                   + outbox.reap_expired_timers() + outbox.reap_expired_job_runs();
-        WHEN 'timers' THEN
+            RETURN outbox.reap();
+        WHEN 'inbox_leases' THEN
+            RETURN outbox.reap_inbox();
+        WHEN 'timer_leases' THEN
+            RETURN outbox.reap_expired_timers();
+        WHEN 'run_leases' THEN
+            RETURN outbox.reap_expired_job_runs();
+        WHEN 'timers', 'runs' THEN
             IF current_setting('outbox.dispatch_timers')::boolean THEN
-                RETURN (SELECT d.dispatched + d.refused FROM outbox._dispatch_due(NULL) d);
+                RETURN (SELECT d.dispatched + d.left_over
+                          FROM outbox._dispatch_due(part = 'runs', NULL) d);
             END IF;
+            RETURN 0;
+        WHEN 'subscriptions' THEN
+            RETURN outbox._publish_step();
+        WHEN 'samples' THEN
+            -- there is no more to do
+            PERFORM outbox._sample_depth();
             RETURN 0;
         ELSE
             RETURN outbox._cleanup_step(part);
@@ -43,11 +62,11 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._maintenance_step(text) IS
-    'A bounded piece of a part of maintenance.';
+    'Does a bounded amount of work of one part of maintenance.';
 
 -- _maintenance_failed(part, state, message)
---     Logs that a part of maintenance has failed; but where nothing may be written,
---     or the caller may not do it, the caller gets the error.
+--     Logs the failure of a part of maintenance; but if the transaction is read-only,
+--     or the caller lacks privileges, raises the error.
 CREATE FUNCTION outbox._maintenance_failed(
     part    text,
     state   text,
@@ -67,12 +86,12 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._maintenance_failed(text, text, text) IS
-    'Logs that a part of maintenance has failed.';
+    'Logs the failure of a part of maintenance.';
 
 -- run_maintenance()
 --     One bounded round of what the background worker does, in this transaction,
---     without handlers. What fails is logged, and the rest goes on. Returns how
---     much there was to do.
+--     without handlers. If a part fails, that is logged, and the others go on.
+--     Returns how much there was to do.
 CREATE FUNCTION outbox.run_maintenance()
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
@@ -95,14 +114,14 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.run_maintenance() IS
-    'One round of what the background worker does, in this transaction.';
+    'Does one round of what the background worker does, in this transaction.';
 
 -- maintain()
---     All that the background worker does, until nothing is left, with a commit
---     after each step. What fails is logged, the rest goes on, and at the end the
---     call fails with the first error. A procedure that commits can have no
---     settings of its own, so the body makes none of its names depend on the
---     caller's until search_path is pinned, which lasts for a transaction.
+--     Does all that the background worker does, until nothing is left, with a commit
+--     after each step. If a part fails, that is logged, the others go on, and at the
+--     end the call fails with the first error. A procedure that commits cannot have a
+--     SET clause, so all names in the body are qualified until search_path is set,
+--     which lasts for one transaction.
 CREATE PROCEDURE outbox.maintain()
 LANGUAGE plpgsql
 AS $$
@@ -137,7 +156,7 @@ BEGIN
                 EXIT WHEN done = 0;
             END LOOP;
         END LOOP;
-        -- a wait for a join that somebody keeps locked is looked at again and again
+        -- a wait for a join that stays locked is evaluated again and again
         passes := passes + 1;
         EXIT WHEN done_in_pass = 0 OR passes = 100;
     END LOOP;
@@ -149,10 +168,10 @@ END
 $$;
 
 COMMENT ON PROCEDURE outbox.maintain() IS
-    'All that the background worker does, until nothing is left.';
+    'Does all that the background worker does, until there is nothing left to do.';
 
 -- schedule_maintenance(cron_schedule)
---     Has pg_cron call maintain in this database; null ends that.
+--     Makes pg_cron call maintain in this database; null removes the schedule.
 --     Returns the name of the schedule.
 CREATE FUNCTION outbox.schedule_maintenance(cron_schedule text DEFAULT '* * * * *')
 RETURNS text
@@ -173,4 +192,4 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.schedule_maintenance(text) IS
-    'Has pg_cron run the maintenance of this database.';
+    'Schedules the maintenance of this database in pg_cron.';

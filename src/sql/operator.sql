@@ -1,34 +1,33 @@
--- operator.sql: what an operator does with messages that wait, and with dead ones.
+-- operator.sql: what operators can do with waiting and dead messages.
 -- Serves sql_operator.c.
 --
--- A message waits if it is ready, due or not, or if its lease has ended and no
+-- A message is waiting if it is ready, due or not, or if its lease has ended and no
 -- claim has taken it since.
 
 -- discard(ids)
---     Messages that wait are not delivered: they are dead, with reason 9, and
---     count as failed in their joins. Their dedupe keys are free. Other messages
---     are passed over. Returns how many there were.
+--     Moves waiting messages to dead, with reason 9; they count as failed in their
+--     joins, and their dedupe keys are freed. Other messages are skipped. Returns how
+--     many were moved.
 CREATE FUNCTION outbox.discard(ids bigint[])
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_discard_messages';
 
 COMMENT ON FUNCTION outbox.discard(bigint[]) IS
-    'Messages that wait become dead, as cancelled; returns how many.';
+    'Moves waiting messages to dead, as cancelled; returns how many.';
 
 -- cancel(message_id)
---     The same with one message. False if it does not wait.
+--     The same with one message. False if it is not waiting.
 CREATE FUNCTION outbox.cancel(message_id uuid)
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_cancel_message';
 
-COMMENT ON FUNCTION outbox.cancel(uuid) IS
-    'Cancels a message that waits; false if it does not.';
+COMMENT ON FUNCTION outbox.cancel(uuid) IS 'Cancels a waiting message; false if it is not waiting.';
 
 -- cancel_by_key(topic, dedupe_key, namespace)
---     The same with the message that has this dedupe key. False if there is none,
---     or it does not wait.
+--     The same with the message that has this dedupe key. False if there is none, or
+--     it is not waiting; or if the key was taken for a limited time, which is over.
 CREATE FUNCTION outbox.cancel_by_key(
     topic      text,
     dedupe_key text,
@@ -49,17 +48,18 @@ BEGIN
       INTO holder
       FROM outbox.dedupe d
      WHERE d.key = outbox._dedupe_digest(cancel_by_key.namespace, cancel_by_key.topic,
-                                         cancel_by_key.dedupe_key);
+                                         cancel_by_key.dedupe_key)
+       AND (d.taken_until IS NULL OR d.taken_until > clock_timestamp());
     RETURN FOUND AND outbox.cancel(holder);
 END
 $$;
 
 COMMENT ON FUNCTION outbox.cancel_by_key(text, text, text) IS
-    'Cancels the message with a dedupe key, if it waits.';
+    'Cancels the message that has a dedupe key, if it is waiting.';
 
 -- reschedule(ids, due_time)
---     Messages that wait become due at this time, instead of theirs; null is now,
---     and infinity parks them. Others are passed over. Returns how many there were.
+--     Changes the due time of waiting messages; null means now, and infinity parks
+--     them. Other messages are skipped. Returns how many were changed.
 CREATE FUNCTION outbox.reschedule(
     ids      bigint[],
     due_time timestamptz
@@ -69,37 +69,41 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_reschedule_messages';
 
 COMMENT ON FUNCTION outbox.reschedule(bigint[], timestamptz) IS
-    'Messages that wait become due at another time; returns how many.';
+    'Changes the due time of waiting messages; returns how many.';
 
 -- _purge_messages(ids)
---     Removes messages that wait, and keeps nothing of them; those that another
---     transaction has locked stay. Returns how many.
+--     Deletes waiting messages, without history; those that another transaction has
+--     locked are skipped. Returns how many.
 CREATE FUNCTION outbox._purge_messages(ids bigint[])
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_purge_messages';
 
 COMMENT ON FUNCTION outbox._purge_messages(bigint[]) IS
-    'Removes messages that wait.';
+    'Deletes waiting messages, without history.';
 
--- _waiting_ids(topic, namespace, batch_limit)
---     The ids of so many messages of a topic that wait. It hops from lane to lane;
---     whose lane it is, the first message tells.
+-- _waiting_ids(topic, namespace, batch_limit, subscriber)
+--     Returns the ids of up to batch_limit waiting messages of a topic: enqueued
+--     ones, or the deliveries of a subscriber; of all topics if none is given. It
+--     skips from lane to lane; the first message of a lane tells what the lane is
+--     for.
 CREATE FUNCTION outbox._waiting_ids(
     topic       text,
     namespace   text,
-    batch_limit integer
+    batch_limit integer,
+    subscriber  integer
 )
 RETURNS SETOF bigint
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH RECURSIVE lanes(lane, namespace, topic) AS (
-        (SELECT q.lane, q.namespace, q.topic FROM outbox.queue q ORDER BY q.lane LIMIT 1)
+    WITH RECURSIVE lanes(lane, namespace, topic, subscriber) AS (
+        (SELECT q.lane, q.namespace, q.topic, q.subscriber
+           FROM outbox.queue q ORDER BY q.lane LIMIT 1)
         UNION ALL
         SELECT n.*
           FROM lanes l,
-               LATERAL (SELECT q.lane, q.namespace, q.topic FROM outbox.queue q
+               LATERAL (SELECT q.lane, q.namespace, q.topic, q.subscriber FROM outbox.queue q
                          WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1) n
     )
     SELECT q.id
@@ -108,25 +112,30 @@ AS $$
                       FROM outbox.queue w
                      WHERE w.lane = l.lane
                        AND w.namespace = _waiting_ids.namespace
-                       AND w.topic = _waiting_ids.topic
+                       AND w.topic = coalesce(_waiting_ids.topic, w.topic)
+                       AND w.subscriber IS NOT DISTINCT FROM _waiting_ids.subscriber
                        AND (w.status = 0 OR w.locked_until <= clock_timestamp())
                      ORDER BY w.next_attempt_at, w.id
                      LIMIT _waiting_ids.batch_limit) q
      WHERE l.namespace = _waiting_ids.namespace
-       AND l.topic = _waiting_ids.topic
+       AND l.topic = coalesce(_waiting_ids.topic, l.topic)
+       AND l.subscriber IS NOT DISTINCT FROM _waiting_ids.subscriber
      LIMIT _waiting_ids.batch_limit
 $$;
 
-COMMENT ON FUNCTION outbox._waiting_ids(text, text, integer) IS
-    'Messages of a topic that wait.';
+COMMENT ON FUNCTION outbox._waiting_ids(text, text, integer, integer) IS
+    'The ids of waiting messages of a topic.';
 
--- _purge_dead(topic, namespace, batch_limit)
---     Removes so many dead messages of a topic, the oldest first, and their dedupe
---     keys; what another transaction has locked stays. Returns how many.
+-- _purge_dead(topic, namespace, batch_limit, subscription)
+--     Deletes up to batch_limit dead messages of a topic, or deliveries of a
+--     subscription, of all topics if none is given, the oldest first, and their
+--     dedupe keys; rows that another transaction has locked are skipped. Returns how
+--     many.
 CREATE FUNCTION outbox._purge_dead(
-    topic       text,
-    namespace   text,
-    batch_limit integer
+    topic        text,
+    namespace    text,
+    batch_limit  integer,
+    subscription text
 )
 RETURNS bigint
 LANGUAGE sql VOLATILE
@@ -135,7 +144,9 @@ AS $$
     WITH doomed AS MATERIALIZED (
         SELECT d.id, d.message_id, d.dedupe_key
           FROM outbox.dead d
-         WHERE d.namespace = _purge_dead.namespace AND d.topic = _purge_dead.topic
+         WHERE d.namespace = _purge_dead.namespace
+           AND d.topic = coalesce(_purge_dead.topic, d.topic)
+           AND d.subscription IS NOT DISTINCT FROM _purge_dead.subscription
          ORDER BY d.id
          LIMIT _purge_dead.batch_limit
            FOR UPDATE SKIP LOCKED
@@ -145,6 +156,7 @@ AS $$
           JOIN doomed d
             ON k.key = outbox._dedupe_digest(_purge_dead.namespace, _purge_dead.topic, d.dedupe_key)
            AND k.message_id = d.message_id
+           AND _purge_dead.subscription IS NULL
          WHERE NOT EXISTS (SELECT FROM outbox.queue q WHERE q.message_id = d.message_id)
            FOR UPDATE OF k SKIP LOCKED
     ), freed AS (
@@ -155,30 +167,39 @@ AS $$
     SELECT count(*) FROM gone
 $$;
 
-COMMENT ON FUNCTION outbox._purge_dead(text, text, integer) IS
-    'Removes dead messages of a topic.';
+COMMENT ON FUNCTION outbox._purge_dead(text, text, integer, text) IS
+    'Deletes dead messages of a topic.';
 
--- purge_topic(topic, namespace, what, batch_limit)
---     Removes messages of a topic for good: those that wait ('ready'), dead ones
---     ('dead'), or both ('all'), at most batch_limit (10000) in a call. Joins count
---     those that waited as failed. What is leased, or locked by another transaction,
---     stays. Returns how many were removed; repeat it until that is 0.
+-- purge_topic(topic, namespace, what, batch_limit, subscription)
+--     Deletes messages of a topic: waiting ones ('ready'), dead ones ('dead'), or
+--     both ('all'), at most batch_limit (10000) in a call. Joins count the waiting
+--     ones as failed. Messages that are leased, or locked by another transaction, are
+--     skipped. Returns how many were deleted; to delete all, repeat the call until
+--     that is 0. Deliveries are skipped unless a subscription is given: then only its
+--     deliveries are deleted, of all topics if the topic is null.
 CREATE FUNCTION outbox.purge_topic(
-    topic       text,
-    namespace   text    DEFAULT 'default',
-    what        text    DEFAULT 'ready',
-    batch_limit integer DEFAULT NULL
+    topic        text,
+    namespace    text    DEFAULT 'default',
+    what         text    DEFAULT 'ready',
+    batch_limit  integer DEFAULT NULL,
+    subscription text    DEFAULT NULL
 )
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    rows_max integer := coalesce(purge_topic.batch_limit, 10000);
-    removed  bigint := 0;
+    rows_max   integer := coalesce(purge_topic.batch_limit, 10000);
+    removed    bigint := 0;
+    subscriber integer;
 BEGIN
+    IF purge_topic.topic IS NOT NULL OR purge_topic.subscription IS NULL THEN
+        PERFORM outbox._check_name('topic', purge_topic.topic);
+    END IF;
+    IF purge_topic.subscription IS NOT NULL THEN
+        subscriber := outbox._subscriber(purge_topic.subscription, purge_topic.namespace);
+    END IF;
     PERFORM outbox._writes('outbox.purge_topic()'),
-            outbox._check_name('topic', purge_topic.topic),
             outbox._check_name('namespace', purge_topic.namespace),
             outbox._require('what', purge_topic.what),
             outbox._check_limit('batch_limit', purge_topic.batch_limit);
@@ -189,15 +210,17 @@ BEGIN
     rows_max := least(rows_max, 1000000);
     IF purge_topic.what <> 'dead' THEN
         removed := outbox._purge_messages(ARRAY(
-            SELECT outbox._waiting_ids(purge_topic.topic, purge_topic.namespace, rows_max)));
+            SELECT outbox._waiting_ids(purge_topic.topic, purge_topic.namespace, rows_max,
+                                       subscriber)));
     END IF;
     IF purge_topic.what <> 'ready' AND removed < rows_max THEN
         removed := removed + outbox._purge_dead(purge_topic.topic, purge_topic.namespace,
-                                                rows_max - removed::integer);
+                                                rows_max - removed::integer,
+                                                purge_topic.subscription);
     END IF;
     RETURN removed;
 END
 $$;
 
-COMMENT ON FUNCTION outbox.purge_topic(text, text, text, integer) IS
-    'Removes messages of a topic that wait, or are dead; returns how many.';
+COMMENT ON FUNCTION outbox.purge_topic(text, text, text, integer, text) IS
+    'Deletes waiting or dead messages of a topic or subscription; returns how many.';

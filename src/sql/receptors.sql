@@ -1,6 +1,6 @@
 -- receptors.sql: the results of receptors, per message, and the checkpoints of
 -- perspectives, per stream. Serves receptor.c, which calls _note_receptors and
--- _note_perspectives; all else is SQL.
+-- _note_perspectives; everything else is SQL.
 
 CREATE TABLE outbox.receptor_processing (
     message_id    uuid        NOT NULL,
@@ -16,23 +16,22 @@ CREATE TABLE outbox.receptor_processing (
 CREATE INDEX receptor_processing_last_idx
     ON outbox.receptor_processing ((coalesce(processed_at, started_at)));
 
-COMMENT ON TABLE outbox.receptor_processing IS 'What receptors have made of messages.';
+COMMENT ON TABLE outbox.receptor_processing IS 'The results of receptors, per message.';
 COMMENT ON COLUMN outbox.receptor_processing.message_id IS 'The message.';
 COMMENT ON COLUMN outbox.receptor_processing.receptor_name IS 'The receptor.';
 COMMENT ON COLUMN outbox.receptor_processing.status IS
     '1 in progress, 2 done, 3 failed, or what the receptor says.';
-COMMENT ON COLUMN outbox.receptor_processing.attempts IS 'How often it was tried.';
-COMMENT ON COLUMN outbox.receptor_processing.error IS 'What went wrong the last time.';
+COMMENT ON COLUMN outbox.receptor_processing.attempts IS 'How often it was started.';
+COMMENT ON COLUMN outbox.receptor_processing.error IS 'The error of the last failure.';
 COMMENT ON COLUMN outbox.receptor_processing.started_at IS 'When it was first tried.';
 COMMENT ON COLUMN outbox.receptor_processing.processed_at IS 'When it was done.';
 
 -- _note_receptors(message_ids, receptor_names, statuses, errors, failed)
---     Writes the receptor sections of process_work_batch, completions and
---     failures in one statement and in the order of the key, so that
---     concurrent calls lock the rows that they share in the same order. Of
---     several entries for one row the last one counts, and each of the two
---     sections counts as one attempt. A null status stands for 2 (done) or, in
---     the section of failures, 3 (failed).
+--     Writes the receptor sections of process_work_batch, completions and failures in
+--     one statement and in the order of the key, so that concurrent calls lock the
+--     rows that they share in the same order. If there are several entries for a row,
+--     the last one counts, and each of the two sections counts as one attempt. A null
+--     status stands for 2 (done) or, in the section of failures, 3 (failed).
 CREATE FUNCTION outbox._note_receptors(
     message_ids    uuid[],
     receptor_names text[],
@@ -58,17 +57,17 @@ AS $$
      ORDER BY e.message_id, e.receptor_name
     ON CONFLICT ON CONSTRAINT receptor_processing_pkey DO UPDATE
        SET status = excluded.status,
-           -- the attempt that was started is one of them
+           -- the started attempt is one of them
            attempts = r.attempts + excluded.attempts - CASE WHEN r.status = 1 THEN 1 ELSE 0 END,
            error = excluded.error,
            processed_at = excluded.processed_at
 $$;
 
 COMMENT ON FUNCTION outbox._note_receptors(uuid[], text[], integer[], text[], boolean[]) IS
-    'Writes down what receptors have made of messages.';
+    'Records the results of receptors.';
 
 -- start_receptor(message_id, receptor_name)
---     A receptor begins with a message; false if it is done with it already.
+--     Records that a receptor starts with a message; false if it is already done.
 CREATE FUNCTION outbox.start_receptor(
     message_id    uuid,
     receptor_name text
@@ -90,11 +89,11 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.start_receptor(uuid, text) IS
-    'A receptor begins with a message; false if it is done with it already.';
+    'Records that a receptor starts with a message; false if it is already done.';
 
 -- complete_receptor(message_id, receptor_name, status)
---     A receptor is done with a message. start_receptor need not have been
---     called; if it was, this is the same attempt.
+--     Records that a receptor is done with a message. start_receptor need not have
+--     been called; if it was, this is the same attempt.
 CREATE FUNCTION outbox.complete_receptor(
     message_id    uuid,
     receptor_name text,
@@ -114,11 +113,11 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.complete_receptor(uuid, text, integer) IS
-    'A receptor is done with a message.';
+    'Records that a receptor is done with a message.';
 
 -- fail_receptor(message_id, receptor_name, error)
---     A receptor has failed with a message, which sets status 3. It can be
---     started again.
+--     Records that a receptor has failed with a message, which sets status 3. It can
+--     be started again.
 CREATE FUNCTION outbox.fail_receptor(
     message_id    uuid,
     receptor_name text,
@@ -138,7 +137,7 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.fail_receptor(uuid, text, text) IS
-    'A receptor has failed with a message.';
+    'Records that a receptor has failed with a message.';
 
 CREATE TABLE outbox.perspective_checkpoints (
     stream_id        uuid        NOT NULL,
@@ -150,15 +149,16 @@ CREATE TABLE outbox.perspective_checkpoints (
     CONSTRAINT perspective_checkpoints_pkey PRIMARY KEY (stream_id, perspective_name)
 ) WITH (fillfactor = 70);
 
-COMMENT ON TABLE outbox.perspective_checkpoints IS 'How far perspectives have come with streams.';
+COMMENT ON TABLE outbox.perspective_checkpoints IS 'The checkpoints of perspectives, per stream.';
 COMMENT ON COLUMN outbox.perspective_checkpoints.stream_id IS 'The stream.';
 COMMENT ON COLUMN outbox.perspective_checkpoints.perspective_name IS 'The perspective.';
 COMMENT ON COLUMN outbox.perspective_checkpoints.last_message_id IS
-    'The last message it has taken in.';
+    'The last message that it has processed.';
 COMMENT ON COLUMN outbox.perspective_checkpoints.status IS
     '1 in progress, 2 done, 3 failed, or what the perspective says.';
-COMMENT ON COLUMN outbox.perspective_checkpoints.error IS 'What went wrong the last time.';
-COMMENT ON COLUMN outbox.perspective_checkpoints.processed_at IS 'When it last came on, or failed.';
+COMMENT ON COLUMN outbox.perspective_checkpoints.error IS 'The error of the last failure.';
+COMMENT ON COLUMN outbox.perspective_checkpoints.processed_at IS
+    'When it last advanced, or failed.';
 
 -- _note_perspectives(stream_ids, perspective_names, last_message_ids, ...)
 --     Writes the perspective sections of process_work_batch, by the rules of
@@ -196,12 +196,11 @@ $$;
 
 COMMENT ON FUNCTION outbox._note_perspectives(
     uuid[], text[], uuid[], integer[], text[], boolean[]
-) IS
-    'Writes down how far perspectives have come.';
+) IS 'Records the checkpoints of perspectives.';
 
 -- start_perspective(stream_id, perspective_name)
---     A perspective begins with a stream, after this message; null: from the
---     start.
+--     Records that a perspective starts with a stream. Returns the last message that
+--     it has processed; null: it has processed none.
 CREATE FUNCTION outbox.start_perspective(
     stream_id        uuid,
     perspective_name text
@@ -224,11 +223,12 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.start_perspective(uuid, text) IS
-    'A perspective begins with a stream; returns the last message it has taken in.';
+    'Records that a perspective starts with a stream; returns the last message it has '
+    'processed.';
 
 -- complete_perspective(stream_id, perspective_name, last_message_id, status)
---     A perspective has taken in a stream up to and including this message,
---     which becomes its checkpoint.
+--     Records that a perspective has processed a stream up to and including this
+--     message, which becomes its checkpoint.
 CREATE FUNCTION outbox.complete_perspective(
     stream_id        uuid,
     perspective_name text,
@@ -252,11 +252,11 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.complete_perspective(uuid, text, uuid, integer) IS
-    'A perspective has taken in a stream up to this message.';
+    'Records that a perspective has processed a stream up to this message.';
 
 -- fail_perspective(stream_id, perspective_name, error, last_message_id)
---     A perspective has failed with a stream, which sets status 3. Without a
---     last_message_id the checkpoint stays where it is.
+--     Records that a perspective has failed with a stream, which sets status 3.
+--     Without a last_message_id the checkpoint is unchanged.
 CREATE FUNCTION outbox.fail_perspective(
     stream_id        uuid,
     perspective_name text,
@@ -278,4 +278,4 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.fail_perspective(uuid, text, text, uuid) IS
-    'A perspective has failed with a stream.';
+    'Records that a perspective has failed with a stream.';

@@ -2,9 +2,9 @@
 -- sql_router.c, and router.c, which knows the columns by their numbers.
 --
 -- A store is a database, here or elsewhere; the extension never connects to it.
--- Routes refer to stores without a foreign key: pg_restore -j loads the tables in
--- any order. Instead, whoever maps a key to a store locks the store's row FOR KEY
--- SHARE, which only drop_store is in the way of.
+-- Routes refer to stores without a foreign key: pg_restore -j loads the tables in any
+-- order. Instead, functions that map a key to a store lock the store's row FOR KEY
+-- SHARE, which conflicts only with drop_store.
 
 CREATE TABLE outbox.store_connections (
     store      text COLLATE "C" NOT NULL,
@@ -14,10 +14,10 @@ CREATE TABLE outbox.store_connections (
 );
 
 COMMENT ON TABLE outbox.store_connections IS
-    'The stores that the router knows, with their connections, which are secrets.';
+    'The stores of the router, with their connections, which are secret.';
 COMMENT ON COLUMN outbox.store_connections.store IS 'The name of the store.';
 COMMENT ON COLUMN outbox.store_connections.connection IS
-    'How to connect to it, as it was given to register_store.';
+    'The connection, as passed to register_store.';
 COMMENT ON COLUMN outbox.store_connections.created_at IS 'When it was registered.';
 
 CREATE TABLE outbox.routes (
@@ -30,8 +30,7 @@ CREATE TABLE outbox.routes (
 CREATE INDEX routes_store_idx ON outbox.routes (store);
 
 COMMENT ON TABLE outbox.routes IS 'The keys that are mapped to a store.';
-COMMENT ON COLUMN outbox.routes.routing_key IS
-    'The key; of a UUID, its spelling in lower case.';
+COMMENT ON COLUMN outbox.routes.routing_key IS 'The key; for a UUID, its text form in lower case.';
 COMMENT ON COLUMN outbox.routes.store IS 'The store that is responsible for it.';
 COMMENT ON COLUMN outbox.routes.created_at IS 'When it was mapped.';
 COMMENT ON INDEX outbox.routes_store_idx IS 'Finds the keys of a store.';
@@ -44,22 +43,20 @@ CREATE TABLE outbox.default_route (
     CONSTRAINT outbox_default_route_rule CHECK (rule = 'hash' OR rule LIKE 'store:_%')
 );
 
-COMMENT ON TABLE outbox.default_route IS
-    'What holds for keys that are not mapped: at most one row.';
-COMMENT ON COLUMN outbox.default_route.only_row IS 'True, so that there is one row at most.';
+COMMENT ON TABLE outbox.default_route IS 'The rule for keys that are not mapped: at most one row.';
+COMMENT ON COLUMN outbox.default_route.only_row IS 'Always true, so that there is at most one row.';
 COMMENT ON COLUMN outbox.default_route.rule IS
     'hash: a consistent hash over all stores; store:NAME: that one.';
 
 -- _routes_changed()
---     After each row that changes in one of these tables. Makes every session
---     look again.
+--     AFTER INSERT, UPDATE and DELETE on each of these tables. Makes every session
+--     look up routes again.
 CREATE FUNCTION outbox._routes_changed()
 RETURNS trigger
 LANGUAGE c VOLATILE
 AS 'MODULE_PATHNAME', 'outbox_routes_changed';
 
-COMMENT ON FUNCTION outbox._routes_changed() IS
-    'Makes every session look up its routes again.';
+COMMENT ON FUNCTION outbox._routes_changed() IS 'Makes every session look up routes again.';
 
 CREATE TRIGGER outbox_store_connections_changed
     AFTER INSERT OR UPDATE OR DELETE ON outbox.store_connections
@@ -79,25 +76,26 @@ ALTER TABLE outbox.routes ENABLE ALWAYS TRIGGER outbox_routes_changed;
 ALTER TABLE outbox.default_route ENABLE ALWAYS TRIGGER outbox_default_route_changed;
 
 COMMENT ON TRIGGER outbox_store_connections_changed ON outbox.store_connections IS
-    'Makes every session look up its routes again.';
+    'Makes every session look up routes again.';
 COMMENT ON TRIGGER outbox_routes_changed ON outbox.routes IS
-    'Makes every session look up its routes again.';
+    'Makes every session look up routes again.';
 COMMENT ON TRIGGER outbox_default_route_changed ON outbox.default_route IS
-    'Makes every session look up its routes again.';
+    'Makes every session look up routes again.';
 
 -- _store_is_used(store)
---     Whether a key is mapped to the store, or it is the default, at this moment
---     and whatever the isolation level.
+--     Returns whether a key is mapped to the store, or it is the default, as of now,
+--     whatever the isolation level.
 CREATE FUNCTION outbox._store_is_used(store text)
 RETURNS boolean
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_store_is_used';
 
-COMMENT ON FUNCTION outbox._store_is_used(text) IS 'Whether anything leads to this store.';
+COMMENT ON FUNCTION outbox._store_is_used(text) IS
+    'Whether a key is mapped to this store, or it is the default.';
 
 -- _check_connection(connection)
---     Raises 22004 or 22023 for what cannot be a connection. Its text is in no
---     error message.
+--     Raises 22004 or 22023 for an invalid connection. Error messages do not contain
+--     its text.
 CREATE FUNCTION outbox._check_connection(connection text)
 RETURNS void
 LANGUAGE plpgsql IMMUTABLE
@@ -113,7 +111,7 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._check_connection(text) IS
-    'Refuses a connection that is null, empty or too long.';
+    'Raises an error if a connection is null, empty or too long.';
 
 -- _hold_store(store)
 --     Keeps the store from being dropped until the end of the transaction. Raises
@@ -138,8 +136,8 @@ COMMENT ON FUNCTION outbox._hold_store(text) IS
     'Keeps a store from being dropped until the end of the transaction.';
 
 -- register_store(store, connection)
---     Makes a store known to the router. The connection is not used by the
---     extension; it is kept for those who may read it.
+--     Registers a store. The extension does not use the connection; it only stores it
+--     for roles that may read it.
 CREATE FUNCTION outbox.register_store(
     store      text,
     connection text
@@ -156,18 +154,17 @@ BEGIN
     VALUES (register_store.store, register_store.connection)
     ON CONFLICT ON CONSTRAINT store_connections_pkey DO NOTHING;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'store "%" is registered already', register_store.store
+        RAISE EXCEPTION 'store "%" is already registered', register_store.store
             USING ERRCODE = 'duplicate_object',
                   HINT = 'Call outbox.set_store_connection to change its connection.';
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION outbox.register_store(text, text) IS
-    'Makes a store known to the router.';
+COMMENT ON FUNCTION outbox.register_store(text, text) IS 'Registers a store with the router.';
 
 -- set_store_connection(store, connection)
---     Changes how a store is to be reached: a new password, or another host.
+--     Changes the connection of a store, for example its password or host.
 CREATE FUNCTION outbox.set_store_connection(
     store      text,
     connection text
@@ -194,9 +191,9 @@ COMMENT ON FUNCTION outbox.set_store_connection(text, text) IS
     'Changes the connection of a store.';
 
 -- drop_store(store)
---     Makes the router forget a store that nothing leads to. It waits for
---     transactions that are mapping keys to it. With the default "hash" the
---     store's share of the keys goes to the others.
+--     Removes a store to which no key is mapped, and which is not the default. Waits
+--     for transactions that are mapping keys to it. With the default "hash", the
+--     store's share of the keys goes to the other stores.
 CREATE FUNCTION outbox.drop_store(store text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -221,11 +218,10 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox.drop_store(text) IS
-    'Makes the router forget a store that nothing leads to.';
+COMMENT ON FUNCTION outbox.drop_store(text) IS 'Removes a store that is not in use.';
 
 -- map_route(routing_key, store)
---     From now on the store is responsible for the key.
+--     Makes the store responsible for the key.
 CREATE FUNCTION outbox.map_route(
     routing_key text,
     store       text
@@ -243,15 +239,14 @@ BEGIN
     VALUES (map_route.routing_key, map_route.store)
     ON CONFLICT ON CONSTRAINT routes_pkey DO NOTHING;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'routing key "%" is mapped already', map_route.routing_key
+        RAISE EXCEPTION 'routing key "%" is already mapped', map_route.routing_key
             USING ERRCODE = 'duplicate_object',
                   HINT = 'Call outbox.unmap_route first.';
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION outbox.map_route(text, text) IS
-    'Makes a store responsible for a key.';
+COMMENT ON FUNCTION outbox.map_route(text, text) IS 'Maps a key to a store.';
 
 -- map_route(routing_key, store)
 --     The same for a UUID.
@@ -264,11 +259,11 @@ LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox.map_route(routing_key::text, store) $$;
 
-COMMENT ON FUNCTION outbox.map_route(uuid, text) IS
-    'Makes a store responsible for a UUID.';
+COMMENT ON FUNCTION outbox.map_route(uuid, text) IS 'Maps a UUID to a store.';
 
 -- unmap_route(routing_key)
---     The key falls to the default again. True if it was mapped.
+--     Removes the mapping of a key, so that the default applies to it again. True if
+--     it was mapped.
 CREATE FUNCTION outbox.unmap_route(routing_key text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -284,7 +279,7 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.unmap_route(text) IS
-    'Forgets which store is responsible for a key; false if none was.';
+    'Removes the mapping of a key; false if there was none.';
 
 -- unmap_route(routing_key)
 --     The same for a UUID.
@@ -295,11 +290,11 @@ SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox.unmap_route(routing_key::text) $$;
 
 COMMENT ON FUNCTION outbox.unmap_route(uuid) IS
-    'Forgets which store is responsible for a UUID; false if none was.';
+    'Removes the mapping of a UUID; false if there was none.';
 
 -- set_default_route(rule)
---     Says what holds for keys that are not mapped: null, no store; hash, a
---     consistent hash over all stores; store:NAME, that one.
+--     Sets the rule for keys that are not mapped: null, no store; hash, a consistent
+--     hash over all stores; store:NAME, that store.
 CREATE FUNCTION outbox.set_default_route(rule text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -325,29 +320,28 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox.set_default_route(text) IS
-    'Says which store is responsible for keys that are not mapped.';
+COMMENT ON FUNCTION outbox.set_default_route(text) IS 'Sets the rule for keys that are not mapped.';
 
--- route_store(key)
+-- route_store(routing_key)
 --     Returns the store that is responsible for the key. Raises 42704 if it is
 --     not mapped and there is no default.
-CREATE FUNCTION outbox.route_store(key text)
+CREATE FUNCTION outbox.route_store(routing_key text)
 RETURNS text
 LANGUAGE c STABLE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_route_store';
 
 COMMENT ON FUNCTION outbox.route_store(text) IS 'The store that is responsible for a key.';
 
--- route_store(key)
---     The same for a UUID, whose key is its spelling in lower case.
-CREATE FUNCTION outbox.route_store(key uuid)
+-- route_store(routing_key)
+--     The same for a UUID, whose key is its text form in lower case.
+CREATE FUNCTION outbox.route_store(routing_key uuid)
 RETURNS text
 LANGUAGE c STABLE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_route_store_uuid';
 
 COMMENT ON FUNCTION outbox.route_store(uuid) IS 'The store that is responsible for a UUID.';
 
--- The connection is shown to those who may read the table itself.
+-- The connection is shown only to roles that can read the table itself.
 CREATE VIEW outbox.stores AS
 SELECT s.store,
        coalesce(d.rule = 'store:' || s.store, false) AS is_default,
@@ -358,11 +352,11 @@ SELECT s.store,
   FROM outbox.store_connections s
   LEFT JOIN outbox.default_route d ON true;
 
-COMMENT ON VIEW outbox.stores IS 'The stores that the router knows.';
+COMMENT ON VIEW outbox.stores IS 'The stores of the router.';
 COMMENT ON COLUMN outbox.stores.store IS 'The name of the store.';
 COMMENT ON COLUMN outbox.stores.is_default IS
     'Whether it is responsible for keys that are not mapped.';
 COMMENT ON COLUMN outbox.stores.routes IS 'How many keys are mapped to it.';
 COMMENT ON COLUMN outbox.stores.created_at IS 'When it was registered.';
 COMMENT ON COLUMN outbox.stores.connection IS
-    'How to connect to it; null for those whom grant_admin has not let read it.';
+    'The connection; null for roles that cannot read outbox.store_connections.';

@@ -1,9 +1,10 @@
--- schema.sql: the schema, and the words of the contract.
+-- schema.sql: the schema, the message sequence, and the names of statuses and
+-- reasons.
 
 DO $$
 BEGIN
     IF EXISTS (SELECT FROM pg_namespace n WHERE n.nspname = 'outbox') THEN
-        RAISE EXCEPTION 'schema "outbox" exists already'
+        RAISE EXCEPTION 'schema "outbox" already exists'
             USING ERRCODE = 'duplicate_schema',
                   DETAIL = 'The extension creates this schema itself, so that no other '
                            'role owns what is in it.',
@@ -17,6 +18,49 @@ $$;
 CREATE SCHEMA outbox;
 
 COMMENT ON SCHEMA outbox IS 'Transactional outbox, work queue and fan-in joins.';
+
+-- _library()
+--     Returns the version of the loaded library, whether it was preloaded, and its
+--     lanes in shared memory.
+CREATE FUNCTION outbox._library(
+    OUT version      text,
+    OUT preloaded    boolean,
+    OUT lanes        integer,
+    OUT lanes_in_use integer
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_library';
+
+COMMENT ON FUNCTION outbox._library() IS
+    'The version of the loaded library, and its shared memory.';
+
+-- _require_library()
+--     Raises an error if the version being installed is newer than the loaded
+--     library. Must be the first statement of each upgrade script: the server stores
+--     the new version before it runs the script.
+CREATE FUNCTION outbox._require_library()
+RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    loaded text := (SELECT l.version FROM outbox._library() l);
+    wanted text := (SELECT e.extversion FROM pg_extension e WHERE e.extname = 'outbox');
+BEGIN
+    IF string_to_array(loaded, '.')::integer[] < string_to_array(wanted, '.')::integer[] THEN
+        RAISE EXCEPTION 'version % of outbox cannot be installed while the library of version % '
+                        'is loaded', wanted, loaded
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'Restart the server if outbox is in shared_preload_libraries; else '
+                         'connect again. Then repeat the command.';
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._require_library() IS
+    'Raises an error if the SQL version is newer than the loaded library.';
+
+SELECT outbox._require_library();
 
 -- One sequence numbers messages and their places in streams.
 CREATE SEQUENCE outbox.message_id_seq AS bigint;

@@ -1,4 +1,4 @@
--- security.sql: who may do what. Nothing is for everybody.
+-- security.sql: privileges. Nothing is granted to PUBLIC.
 
 REVOKE ALL ON SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA outbox FROM PUBLIC;
@@ -7,8 +7,8 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA outbox FROM PUBLIC;
 REVOKE ALL ON TYPE outbox.message, outbox.enqueue_result, outbox.work_item FROM PUBLIC;
 
 -- _close_row_types()
---     Takes the use of row types of tables and views from PUBLIC: a column or a
---     function of such a type would be in the way of dropping the table. For upgrade
+--     Revokes USAGE on the row types of tables and views from PUBLIC: a column or a
+--     function of such a type would prevent dropping the table. Used by upgrade
 --     scripts, too.
 CREATE FUNCTION outbox._close_row_types()
 RETURNS void
@@ -25,22 +25,21 @@ BEGIN
        AND c.relkind IN ('r', 'p', 'v');
     EXECUTE (SELECT string_agg(format('REVOKE ALL ON TYPE %s FROM PUBLIC', t::regtype), '; ')
                FROM unnest(types) t);
-    -- The server notes that an extension has come with these rights, so that pg_dump
-    -- leaves them out. But pg_dump does not know rights on row types, and would warn
-    -- of each of these notes.
+    -- The server records the initial privileges of an extension, so that pg_dump
+    -- leaves them out. But pg_dump does not support privileges on row types, and
+    -- would issue a warning for each of these records.
     DELETE FROM pg_init_privs p
      WHERE p.classoid = 'pg_type'::regclass AND p.objoid = ANY (types);
 END
 $$;
 
-COMMENT ON FUNCTION outbox._close_row_types() IS
-    'Takes the use of row types from everybody.';
+COMMENT ON FUNCTION outbox._close_row_types() IS 'Revokes USAGE on row types from PUBLIC.';
 
 SELECT outbox._close_row_types();
 
 -- _rights(kind)
---     What a producer, a worker, a monitor or an admin is granted, as GRANT and
---     REVOKE spell it, with the function if it is one.
+--     Returns the privileges of a producer, a worker, a monitor or an admin, in the
+--     syntax of GRANT and REVOKE, with the OID if it is for a function.
 CREATE FUNCTION outbox._rights(kind text)
 RETURNS TABLE (granted text, function oid)
 LANGUAGE sql STABLE
@@ -52,6 +51,7 @@ AS $$
        AND CASE kind
            WHEN 'producer' THEN p.proname IN (
                'enqueue', 'try_enqueue', 'enqueue_many', 'enqueue_many_json', 'enqueue_batch',
+               'publish', 'publish_many', 'publish_many_json', 'publish_batch', 'route',
                'start_join', 'attach_message_to_join', 'enqueue_step', 'enqueue_join_wait',
                'cancel_join', 'schedule_timer', 'cancel_timer', 'route_store')
            WHEN 'worker' THEN p.proname IN (
@@ -72,19 +72,24 @@ AS $$
                'start_perspective', 'complete_perspective', 'fail_perspective')
            WHEN 'monitor' THEN p.proname IN (
                'status_name', 'join_status_name', 'reason_name', 'status', 'explain_message',
-                'route_store',
-               -- called by views with the rights of the reader
-               '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
-               '_waiting_claims', '_default_policy', '_retention_name')
+               'trace',
+               'metrics', 'metric_samples', 'alerts', 'route_store',
+               -- called by views with the privileges of the reader
+               '_partition_number', '_subscriber_stream', '_leased_ids', '_owner_claims',
+               '_topic_claims',
+               '_waiting_claims', '_counters', '_default_policy', '_retention_name', '_trace')
            WHEN 'admin' THEN p.proname !~ '^(_|grant_|revoke_)' OR p.proname IN (
-               -- called by views and functions with the rights of the caller
-               '_partition_number', '_leased_ids', '_owner_claims', '_topic_claims',
-               '_waiting_claims', '_default_policy', '_retention_name', '_start_handlers',
+               -- called by views and functions with the privileges of the caller
+               '_partition_number', '_subscriber_stream', '_leased_ids', '_owner_claims',
+               '_topic_claims',
+               '_waiting_claims', '_counters', '_default_policy', '_retention_name', '_trace',
+               '_start_handlers',
                '_maintenance_parts', '_maintenance_step', '_maintenance_failed',
-               '_cleanup_parts', '_cleanup_step', '_dispatch_due')
+               '_cleanup_parts', '_cleanup_step', '_dispatch_due', '_publish_step', '_sample_depth',
+               '_is_replicated')
            END
     UNION ALL
-    -- to write a handler, or to keep messages in variables
+    -- for handler functions, and for variables that hold messages
     SELECT 'USAGE ON TYPE outbox.message', NULL
      WHERE kind = 'worker'
     UNION ALL
@@ -93,14 +98,16 @@ AS $$
      WHERE c.relnamespace = 'outbox'::regnamespace
        AND CASE kind
            WHEN 'monitor' THEN c.relname IN (
-               'messages_info', 'topic_stats', 'topic_counts', 'leases', 'claimers', 'topics',
+               'messages_info', 'topic_stats', 'topic_counts', 'topic_counters', 'stat', 'leases',
+               'claimers', 'topics',
                'policies', 'handlers', 'join_progress',
-               'join_members', 'join_waits', 'instances', 'upcoming',
+               'join_members', 'join_waits', 'instances', 'upcoming', 'depth',
                 'stores', 'routes', 'default_route')
            WHEN 'admin' THEN c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
            END
     UNION ALL
-    -- of others, all columns but payloads, headers, and what users have written
+    -- of other views and tables, all columns except payloads, headers, and texts of
+    -- users
     SELECT format('SELECT (%s) ON outbox.%I',
                   string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum), c.relname),
            NULL
@@ -111,21 +118,22 @@ AS $$
        AND c.relname IN ('messages', 'dead_letters', 'failures', 'stream_heads', 'joins',
                          'inbox', 'dead_inbox', 'dead_timers', 'dead_job_runs', 'attempts_log',
                          'receptor_processing', 'perspective_checkpoints',
-                         'timers', 'jobs', 'job_runs')
+                         'timers', 'jobs', 'job_runs', 'subscriptions')
        AND a.attnum > 0
        AND NOT a.attisdropped
-       AND a.attname NOT IN ('payload', 'headers', 'last_error', 'error', 'metadata', 'output')
+       AND a.attname NOT IN ('payload', 'headers', 'filter', 'last_error', 'error', 'metadata',
+                             'output')
      GROUP BY c.relname
 $$;
 
 COMMENT ON FUNCTION outbox._rights(text) IS
-    'What a producer, a worker, a monitor or an admin is granted.';
+    'The privileges of a producer, a worker, a monitor or an admin.';
 
 -- _begin_rights(role, kind)
---     Checks the role. Two sessions that grant at the same time would update the
---     same rows of the catalogs, and so would one that makes a partition of the
---     archive: the locks keep them apart. Of these, only VACUUM and DDL conflict
---     with the first.
+--     Checks the role, and acquires locks: two sessions that grant concurrently would
+--     update the same rows of the catalogs, and so would one that creates a partition
+--     of the archive. The first lock conflicts only with these, with VACUUM and with
+--     DDL.
 CREATE FUNCTION outbox._begin_rights(
     role regrole,
     kind text
@@ -151,7 +159,7 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._begin_rights(regrole, text) IS
-    'Checks a role, and keeps others from granting at the same time.';
+    'Checks a role, and locks out concurrent grants.';
 
 -- _grant(role, kind)
 --     What the grant functions have in common.
@@ -174,12 +182,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox._grant(regrole, text) IS
-    'What the grant functions have in common.';
+COMMENT ON FUNCTION outbox._grant(regrole, text) IS 'The common part of the grant functions.';
 
 -- _kinds(role)
---     What a role is by the rights that it has been granted itself: of each kind,
---     whether it has all the functions.
+--     Returns the kinds of which a role has all functions, by privileges granted to
+--     the role itself.
 CREATE FUNCTION outbox._kinds(role regrole)
 RETURNS SETOF text
 LANGUAGE sql STABLE
@@ -194,11 +201,11 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION outbox._kinds(regrole) IS
-    'Whether a role is a producer, a worker, a monitor, an admin.';
+    'The kinds of privileges that were granted to a role.';
 
 -- _revoke(role, kind)
---     Takes back what _grant has granted, but not what the role has as something
---     else. An admin is everything, so that is taken back as a whole.
+--     Revokes what _grant has granted, except for what the role also has by another
+--     kind. An admin has the privileges of all kinds, so all of them are revoked.
 CREATE FUNCTION outbox._revoke(
     role regrole,
     kind text
@@ -231,12 +238,12 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox._revoke(regrole, text) IS
-    'What the revoke functions have in common.';
+COMMENT ON FUNCTION outbox._revoke(regrole, text) IS 'The common part of the revoke functions.';
 
 -- _grant_for_users(role, kind)
---     _grant, in an upgrade script: what a script grants is taken for a part of the
---     extension, and a dump does not have it. Not so what this grants.
+--     Does what _grant does, in an upgrade script: privileges granted by a script
+--     count as part of the extension, so that dumps do not contain them. Those
+--     granted by this function do not.
 CREATE FUNCTION outbox._grant_for_users(
     role regrole,
     kind text
@@ -246,17 +253,20 @@ LANGUAGE c VOLATILE STRICT
 AS 'MODULE_PATHNAME', 'outbox_grant_for_users';
 
 COMMENT ON FUNCTION outbox._grant_for_users(regrole, text) IS
-    'Grants to users, in an upgrade script.';
+    'Grants privileges in an upgrade script.';
 
 -- _note_rights()
---     At the beginning of an upgrade script: who has been granted what, for
---     _grant_again. Who may not use the schema is not looked at.
+--     At the beginning of an upgrade script: records the granted privileges for
+--     _grant_again. Roles without USAGE on the schema are ignored. Concurrent grants
+--     and revokes wait for the end of the transaction, because what is revoked in the
+--     meantime would be granted again.
 CREATE FUNCTION outbox._note_rights()
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    LOCK TABLE outbox.topics IN SHARE UPDATE EXCLUSIVE MODE;
     PERFORM set_config('outbox_upgrade.rights',
                        coalesce(jsonb_agg(ARRAY[a.grantee::text, k])::text, '[]'), true)
        FROM pg_namespace n,
@@ -270,28 +280,34 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._note_rights() IS
-    'At the beginning of an upgrade: who has been granted what.';
+    'Records the granted privileges, at the beginning of an upgrade script.';
 
 -- _grant_again()
---     At the end of an upgrade script: who had been granted something gets the same of
---     the new version. A function that is dropped and made again loses its grants, and
---     a new one has none.
+--     At the end of an upgrade script: grants the recorded kinds of privileges as the
+--     new version defines them. A function that is dropped and created again loses
+--     its grants, and a new one has none.
 CREATE FUNCTION outbox._grant_again()
 RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    rights text := nullif(current_setting('outbox_upgrade.rights', true), '');
 BEGIN
+    IF rights IS NULL THEN
+        RAISE EXCEPTION 'outbox._note_rights() has not been called in this transaction'
+            USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
     PERFORM outbox._grant_for_users((r.value ->> 0)::oid::regrole, r.value ->> 1)
-       FROM jsonb_array_elements(current_setting('outbox_upgrade.rights')::jsonb) r;
+       FROM jsonb_array_elements(rights::jsonb) r;
 END
 $$;
 
 COMMENT ON FUNCTION outbox._grant_again() IS
-    'At the end of an upgrade: what was granted is granted again.';
+    'Restores the granted privileges, at the end of an upgrade script.';
 
 -- grant_producer(role)
---     Lets a role enqueue, and nothing else: it cannot read a message.
+--     Lets a role enqueue messages, and nothing else: it cannot read messages.
 CREATE FUNCTION outbox.grant_producer(role regrole)
 RETURNS void
 LANGUAGE sql VOLATILE
@@ -302,19 +318,18 @@ COMMENT ON FUNCTION outbox.grant_producer(regrole) IS
     'Lets a role enqueue messages.';
 
 -- grant_worker(role)
---     Lets a role take messages and settle them.
+--     Lets a role claim messages and settle them.
 CREATE FUNCTION outbox.grant_worker(role regrole)
 RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox._grant(role, 'worker') $$;
 
-COMMENT ON FUNCTION outbox.grant_worker(regrole) IS
-    'Lets a role take messages and settle them.';
+COMMENT ON FUNCTION outbox.grant_worker(regrole) IS 'Lets a role claim messages and settle them.';
 
 -- grant_monitor(role)
---     Lets a role see what is going on, but no payload, no headers and no
---     error texts.
+--     Lets a role monitor the extension, without access to payloads, headers and
+--     errors.
 CREATE FUNCTION outbox.grant_monitor(role regrole)
 RETURNS void
 LANGUAGE sql VOLATILE
@@ -322,11 +337,11 @@ SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox._grant(role, 'monitor') $$;
 
 COMMENT ON FUNCTION outbox.grant_monitor(regrole) IS
-    'Lets a role see what is going on, but no payloads.';
+    'Lets a role monitor the extension, without access to payloads.';
 
 -- grant_admin(role)
---     Lets a role do all that the extension offers, and read everything. It
---     does not let it write the tables.
+--     Lets a role use everything that the extension offers, and read everything. It
+--     does not allow writing the tables.
 CREATE FUNCTION outbox.grant_admin(role regrole)
 RETURNS void
 LANGUAGE sql VOLATILE
@@ -334,7 +349,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox._grant(role, 'admin') $$;
 
 COMMENT ON FUNCTION outbox.grant_admin(regrole) IS
-    'Lets a role do all that the extension offers.';
+    'Lets a role use everything that the extension offers.';
 
 -- revoke_producer(role)
 --     Takes back what grant_producer has granted, but not what the role has by
@@ -345,8 +360,7 @@ LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox._revoke(role, 'producer') $$;
 
-COMMENT ON FUNCTION outbox.revoke_producer(regrole) IS
-    'A role is a producer no longer.';
+COMMENT ON FUNCTION outbox.revoke_producer(regrole) IS 'Revokes what grant_producer has granted.';
 
 -- revoke_worker(role)
 --     Takes back what grant_worker has granted, but not what the role has by
@@ -357,8 +371,7 @@ LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox._revoke(role, 'worker') $$;
 
-COMMENT ON FUNCTION outbox.revoke_worker(regrole) IS
-    'A role is a worker no longer.';
+COMMENT ON FUNCTION outbox.revoke_worker(regrole) IS 'Revokes what grant_worker has granted.';
 
 -- revoke_monitor(role)
 --     Takes back what grant_monitor has granted, but not what the role has by
@@ -369,11 +382,10 @@ LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox._revoke(role, 'monitor') $$;
 
-COMMENT ON FUNCTION outbox.revoke_monitor(regrole) IS
-    'A role is a monitor no longer.';
+COMMENT ON FUNCTION outbox.revoke_monitor(regrole) IS 'Revokes what grant_monitor has granted.';
 
 -- revoke_admin(role)
---     Takes everything back that any of the grant functions has granted.
+--     Revokes everything that any of the grant functions has granted.
 CREATE FUNCTION outbox.revoke_admin(role regrole)
 RETURNS void
 LANGUAGE sql VOLATILE
@@ -381,7 +393,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox._revoke(role, 'admin') $$;
 
 COMMENT ON FUNCTION outbox.revoke_admin(regrole) IS
-    'A role is an admin no longer.';
+    'Revokes everything that was granted to a role.';
 
 REVOKE ALL ON FUNCTION
     outbox._close_row_types(), outbox._rights(text), outbox._begin_rights(regrole, text),

@@ -1,5 +1,5 @@
--- timers.sql: messages for later, and what timers have in common with runs of
--- jobs. Serves sql_timer.c and sql_work.c.
+-- timers.sql: timers, and what they have in common with runs of jobs. Serves
+-- sql_timer.c and sql_work.c.
 --
 -- The three tables are a live table and its history, like outbox.queue,
 -- outbox.archive and outbox.dead: C knows their columns by number, so number,
@@ -10,6 +10,7 @@ CREATE TABLE outbox.timer_queue (
     lane            bigint      NOT NULL,
     next_attempt_at timestamptz NOT NULL,
     updated_at      timestamptz NOT NULL,
+    leased_at       timestamptz,
     locked_until    timestamptz,
     owner_token     uuid,
     attempts        integer     NOT NULL DEFAULT 0,
@@ -25,6 +26,11 @@ CREATE TABLE outbox.timer_queue (
     expires_at      timestamptz,
     tenant_id       uuid,
     stream_id       uuid,
+    published_id    uuid,
+    published_at    timestamptz,
+    subscriber      integer,
+    priority        smallint,
+    caused_by       uuid,
     namespace       text        NOT NULL DEFAULT 'default',
     topic           text        NOT NULL,
     correlation_id  text,
@@ -65,20 +71,24 @@ CREATE INDEX timer_queue_stream_idx ON outbox.timer_queue (stream_id, stream_seq
 CREATE INDEX timer_queue_expires_idx ON outbox.timer_queue (expires_at)
     WHERE expires_at IS NOT NULL;
 
+CREATE INDEX timer_queue_caused_idx ON outbox.timer_queue (caused_by)
+    WHERE caused_by IS NOT NULL;
+
 COMMENT ON TABLE outbox.timer_queue IS
-    'Timers that wait or are in progress. Look at outbox.timers instead.';
+    'Timers that are ready or in progress. Use the view outbox.timers instead.';
 COMMENT ON COLUMN outbox.timer_queue.id IS 'The work item; constant for the life of the message.';
 COMMENT ON COLUMN outbox.timer_queue.lane IS
-    'Where a claim finds it: a hash of namespace, topic and tenant.';
-COMMENT ON COLUMN outbox.timer_queue.next_attempt_at IS 'Not to be delivered before.';
+    'The lane in which claims find it: a hash of namespace, topic and tenant.';
+COMMENT ON COLUMN outbox.timer_queue.next_attempt_at IS 'Not delivered before this time.';
 COMMENT ON COLUMN outbox.timer_queue.updated_at IS 'When the row was last changed.';
+COMMENT ON COLUMN outbox.timer_queue.leased_at IS 'When it was claimed.';
 COMMENT ON COLUMN outbox.timer_queue.locked_until IS 'End of the lease.';
-COMMENT ON COLUMN outbox.timer_queue.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.timer_queue.owner_token IS 'The owner of the lease.';
 COMMENT ON COLUMN outbox.timer_queue.attempts IS 'How often the message was handed out.';
-COMMENT ON COLUMN outbox.timer_queue.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.timer_queue.retry_count IS 'How often it was returned for a retry.';
 COMMENT ON COLUMN outbox.timer_queue.waived IS
-    'Attempts that do not count towards the maximum: the lease was given back, or taken away.';
-COMMENT ON COLUMN outbox.timer_queue.progress IS 'Bits of what was achieved so far.';
+    'Attempts that do not count towards the maximum: the lease was released or revoked.';
+COMMENT ON COLUMN outbox.timer_queue.progress IS 'Progress of the message, as a bit mask.';
 COMMENT ON COLUMN outbox.timer_queue.status IS '0 ready, 1 in progress.';
 COMMENT ON COLUMN outbox.timer_queue.failure_reason IS
     'Why the last attempt failed; 0 if none did.';
@@ -86,21 +96,32 @@ COMMENT ON COLUMN outbox.timer_queue.created_at IS 'When the message was enqueue
 COMMENT ON COLUMN outbox.timer_queue.message_id IS
     'The logical message, constant across retries and replays.';
 COMMENT ON COLUMN outbox.timer_queue.stream_seq IS 'Place in the stream.';
-COMMENT ON COLUMN outbox.timer_queue.due_time IS 'Not to be delivered before, as given to enqueue.';
-COMMENT ON COLUMN outbox.timer_queue.expires_at IS 'Not to be delivered from then on.';
-COMMENT ON COLUMN outbox.timer_queue.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.timer_queue.due_time IS
+    'Not delivered before this time, as passed to enqueue.';
+COMMENT ON COLUMN outbox.timer_queue.expires_at IS 'Not delivered from this time on.';
+COMMENT ON COLUMN outbox.timer_queue.tenant_id IS 'The tenant that the message belongs to.';
 COMMENT ON COLUMN outbox.timer_queue.stream_id IS
-    'Messages of a stream are delivered one after the other.';
+    'The stream; its messages are delivered in order.';
+COMMENT ON COLUMN outbox.timer_queue.published_id IS 'The publication, if it is a delivery.';
+COMMENT ON COLUMN outbox.timer_queue.published_at IS
+    'When that was published, if it is in outbox.publications.';
+COMMENT ON COLUMN outbox.timer_queue.subscriber IS
+    'The subscriber, if it is a delivery; see outbox.subscribers.';
+COMMENT ON COLUMN outbox.timer_queue.priority IS 'From -2 to 2; null is 0.';
+COMMENT ON COLUMN outbox.timer_queue.caused_by IS
+    'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
 COMMENT ON COLUMN outbox.timer_queue.namespace IS
-    'Keeps applications apart that share the database.';
-COMMENT ON COLUMN outbox.timer_queue.topic IS 'What the message is about.';
-COMMENT ON COLUMN outbox.timer_queue.correlation_id IS 'Ties messages together, for their users.';
-COMMENT ON COLUMN outbox.timer_queue.dedupe_key IS 'No two messages of a topic have the same.';
-COMMENT ON COLUMN outbox.timer_queue.headers IS 'Whatever travels with the payload.';
-COMMENT ON COLUMN outbox.timer_queue.last_error IS
-    'What the worker said of the last failed attempt.';
-COMMENT ON COLUMN outbox.timer_queue.errors IS 'What was said of all failed attempts.';
-COMMENT ON COLUMN outbox.timer_queue.payload IS 'The message itself; never parsed.';
+    'The namespace; separates applications that share the database.';
+COMMENT ON COLUMN outbox.timer_queue.topic IS 'The topic of the message.';
+COMMENT ON COLUMN outbox.timer_queue.correlation_id IS
+    'Identifies related messages; chosen by the producer.';
+COMMENT ON COLUMN outbox.timer_queue.dedupe_key IS
+    'The dedupe key; at most one message of a topic has it.';
+COMMENT ON COLUMN outbox.timer_queue.headers IS 'A JSON object that is delivered with the payload.';
+COMMENT ON COLUMN outbox.timer_queue.last_error IS 'The error of the last failed attempt.';
+COMMENT ON COLUMN outbox.timer_queue.errors IS
+    'The errors of failed attempts; see outbox.attempts_log.';
+COMMENT ON COLUMN outbox.timer_queue.payload IS 'The payload, which is never parsed.';
 
 CREATE TRIGGER outbox_timer_queue_written
     BEFORE INSERT OR UPDATE ON outbox.timer_queue
@@ -114,16 +135,16 @@ CREATE TRIGGER outbox_timer_queue_truncated
     BEFORE TRUNCATE ON outbox.timer_queue
     FOR EACH STATEMENT EXECUTE FUNCTION outbox._queue_truncated();
 
--- also for what replication does
+-- for logical replication as well
 ALTER TABLE outbox.timer_queue ENABLE ALWAYS TRIGGER outbox_timer_queue_changed;
 ALTER TABLE outbox.timer_queue ENABLE ALWAYS TRIGGER outbox_timer_queue_truncated;
 
 COMMENT ON TRIGGER outbox_timer_queue_written ON outbox.timer_queue IS
-    'Completes a row that plain SQL writes.';
+    'Completes rows that plain SQL writes.';
 COMMENT ON TRIGGER outbox_timer_queue_changed ON outbox.timer_queue IS
-    'Reports what plain SQL has done to a row.';
+    'Reports changes of rows by plain SQL.';
 COMMENT ON TRIGGER outbox_timer_queue_truncated ON outbox.timer_queue IS
-    'Reports that all rows will be gone.';
+    'Reports that all rows are removed.';
 
 CREATE TABLE outbox.timer_done (
     id             bigint      NOT NULL,
@@ -140,8 +161,13 @@ CREATE TABLE outbox.timer_done (
     expires_at     timestamptz,
     tenant_id      uuid,
     stream_id      uuid,
+    published_id   uuid,
+    published_at   timestamptz,
+    priority       smallint,
+    caused_by      uuid,
     namespace      text        NOT NULL,
     topic          text        NOT NULL,
+    subscription   text,
     correlation_id text,
     dedupe_key     text,
     headers        jsonb,
@@ -154,33 +180,44 @@ CREATE TABLE outbox.timer_done (
 
 CREATE INDEX timer_done_message_id_idx ON outbox.timer_done (message_id);
 CREATE INDEX timer_done_keep_idx ON outbox.timer_done (keep, processed_at);
+CREATE INDEX timer_done_caused_idx ON outbox.timer_done (caused_by)
+    WHERE caused_by IS NOT NULL;
 
-COMMENT ON TABLE outbox.timer_done IS 'Timers that are done. Look at outbox.timers instead.';
+COMMENT ON TABLE outbox.timer_done IS 'Timers that are done. Use the view outbox.timers instead.';
 COMMENT ON COLUMN outbox.timer_done.id IS 'The work item, as it was in the queue.';
 COMMENT ON COLUMN outbox.timer_done.created_at IS 'When the message was enqueued.';
 COMMENT ON COLUMN outbox.timer_done.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.timer_done.keep IS
-    'How long it is kept: seconds; -1 for ever; -2 as outbox.retention says.';
+    'How long it is kept: seconds; -1 forever; -2 as set by outbox.retention.';
 COMMENT ON COLUMN outbox.timer_done.attempts IS 'How often it was handed out.';
-COMMENT ON COLUMN outbox.timer_done.retry_count IS 'How often it was handed back as not done.';
-COMMENT ON COLUMN outbox.timer_done.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.timer_done.retry_count IS 'How often it was returned for a retry.';
+COMMENT ON COLUMN outbox.timer_done.progress IS 'Progress of the message, as a bit mask.';
 COMMENT ON COLUMN outbox.timer_done.failure_reason IS 'Why it failed; 0 if it did not.';
 COMMENT ON COLUMN outbox.timer_done.message_id IS 'The logical message.';
-COMMENT ON COLUMN outbox.timer_done.processed_by IS 'The owner who finished it.';
-COMMENT ON COLUMN outbox.timer_done.due_time IS 'As given to enqueue.';
-COMMENT ON COLUMN outbox.timer_done.expires_at IS 'As given to enqueue.';
-COMMENT ON COLUMN outbox.timer_done.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.timer_done.processed_by IS 'The owner that finished it.';
+COMMENT ON COLUMN outbox.timer_done.due_time IS 'As passed to enqueue.';
+COMMENT ON COLUMN outbox.timer_done.expires_at IS 'As passed to enqueue.';
+COMMENT ON COLUMN outbox.timer_done.tenant_id IS 'The tenant that the message belongs to.';
 COMMENT ON COLUMN outbox.timer_done.stream_id IS 'The stream it was in.';
+COMMENT ON COLUMN outbox.timer_done.published_id IS 'The publication, if it was a delivery.';
+COMMENT ON COLUMN outbox.timer_done.published_at IS
+    'When that was published, if it is in outbox.publications.';
+COMMENT ON COLUMN outbox.timer_done.priority IS 'From -2 to 2; null is 0.';
+COMMENT ON COLUMN outbox.timer_done.caused_by IS
+    'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
+COMMENT ON COLUMN outbox.timer_done.subscription IS 'The subscription, if it was a delivery.';
 COMMENT ON COLUMN outbox.timer_done.namespace IS
-    'Keeps applications apart that share the database.';
-COMMENT ON COLUMN outbox.timer_done.topic IS 'What the message is about.';
-COMMENT ON COLUMN outbox.timer_done.correlation_id IS 'Ties messages together, for their users.';
-COMMENT ON COLUMN outbox.timer_done.dedupe_key IS 'No two messages of a topic have the same.';
-COMMENT ON COLUMN outbox.timer_done.headers IS 'Whatever travels with the payload.';
-COMMENT ON COLUMN outbox.timer_done.last_error IS
-    'What the worker said of the last failed attempt.';
-COMMENT ON COLUMN outbox.timer_done.errors IS 'What was said of all failed attempts.';
-COMMENT ON COLUMN outbox.timer_done.payload IS 'The message itself.';
+    'The namespace; separates applications that share the database.';
+COMMENT ON COLUMN outbox.timer_done.topic IS 'The topic of the message.';
+COMMENT ON COLUMN outbox.timer_done.correlation_id IS
+    'Identifies related messages; chosen by the producer.';
+COMMENT ON COLUMN outbox.timer_done.dedupe_key IS
+    'The dedupe key; at most one message of a topic has it.';
+COMMENT ON COLUMN outbox.timer_done.headers IS 'A JSON object that is delivered with the payload.';
+COMMENT ON COLUMN outbox.timer_done.last_error IS 'The error of the last failed attempt.';
+COMMENT ON COLUMN outbox.timer_done.errors IS
+    'The errors of failed attempts; see outbox.attempts_log.';
+COMMENT ON COLUMN outbox.timer_done.payload IS 'The payload.';
 
 CREATE TABLE outbox.timer_dead (
     id             bigint      NOT NULL,
@@ -197,8 +234,13 @@ CREATE TABLE outbox.timer_dead (
     expires_at     timestamptz,
     tenant_id      uuid,
     stream_id      uuid,
+    published_id   uuid,
+    published_at   timestamptz,
+    priority       smallint,
+    caused_by      uuid,
     namespace      text        NOT NULL,
     topic          text        NOT NULL,
+    subscription   text,
     correlation_id text,
     dedupe_key     text,
     headers        jsonb,
@@ -211,33 +253,45 @@ CREATE TABLE outbox.timer_dead (
 
 CREATE INDEX timer_dead_message_id_idx ON outbox.timer_dead (message_id);
 CREATE INDEX timer_dead_keep_idx ON outbox.timer_dead (keep, processed_at);
+CREATE INDEX timer_dead_caused_idx ON outbox.timer_dead (caused_by)
+    WHERE caused_by IS NOT NULL;
 
-COMMENT ON TABLE outbox.timer_dead IS 'Timers that have failed. Look at outbox.timers instead.';
+COMMENT ON TABLE outbox.timer_dead IS
+    'Timers that have failed. Use the view outbox.timers instead.';
 COMMENT ON COLUMN outbox.timer_dead.id IS 'The work item, as it was in the queue.';
 COMMENT ON COLUMN outbox.timer_dead.created_at IS 'When the message was enqueued.';
 COMMENT ON COLUMN outbox.timer_dead.processed_at IS 'When it was finished.';
 COMMENT ON COLUMN outbox.timer_dead.keep IS
-    'How long it is kept: seconds; -1 for ever; -2 as outbox.dead_retention says.';
+    'How long it is kept: seconds; -1 forever; -2 as set by outbox.dead_retention.';
 COMMENT ON COLUMN outbox.timer_dead.attempts IS 'How often it was handed out.';
-COMMENT ON COLUMN outbox.timer_dead.retry_count IS 'How often it was handed back as not done.';
-COMMENT ON COLUMN outbox.timer_dead.progress IS 'Bits of what was achieved.';
+COMMENT ON COLUMN outbox.timer_dead.retry_count IS 'How often it was returned for a retry.';
+COMMENT ON COLUMN outbox.timer_dead.progress IS 'Progress of the message, as a bit mask.';
 COMMENT ON COLUMN outbox.timer_dead.failure_reason IS 'Why it failed; 0 if it did not.';
 COMMENT ON COLUMN outbox.timer_dead.message_id IS 'The logical message.';
-COMMENT ON COLUMN outbox.timer_dead.processed_by IS 'The owner who finished it.';
-COMMENT ON COLUMN outbox.timer_dead.due_time IS 'As given to enqueue.';
-COMMENT ON COLUMN outbox.timer_dead.expires_at IS 'As given to enqueue.';
-COMMENT ON COLUMN outbox.timer_dead.tenant_id IS 'Whose message it is.';
+COMMENT ON COLUMN outbox.timer_dead.processed_by IS 'The owner that finished it.';
+COMMENT ON COLUMN outbox.timer_dead.due_time IS 'As passed to enqueue.';
+COMMENT ON COLUMN outbox.timer_dead.expires_at IS 'As passed to enqueue.';
+COMMENT ON COLUMN outbox.timer_dead.tenant_id IS 'The tenant that the message belongs to.';
 COMMENT ON COLUMN outbox.timer_dead.stream_id IS 'The stream it was in.';
+COMMENT ON COLUMN outbox.timer_dead.published_id IS 'The publication, if it was a delivery.';
+COMMENT ON COLUMN outbox.timer_dead.published_at IS
+    'When that was published, if it is in outbox.publications.';
+COMMENT ON COLUMN outbox.timer_dead.priority IS 'From -2 to 2; null is 0.';
+COMMENT ON COLUMN outbox.timer_dead.caused_by IS
+    'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
+COMMENT ON COLUMN outbox.timer_dead.subscription IS 'The subscription, if it was a delivery.';
 COMMENT ON COLUMN outbox.timer_dead.namespace IS
-    'Keeps applications apart that share the database.';
-COMMENT ON COLUMN outbox.timer_dead.topic IS 'What the message is about.';
-COMMENT ON COLUMN outbox.timer_dead.correlation_id IS 'Ties messages together, for their users.';
-COMMENT ON COLUMN outbox.timer_dead.dedupe_key IS 'No two messages of a topic have the same.';
-COMMENT ON COLUMN outbox.timer_dead.headers IS 'Whatever travels with the payload.';
-COMMENT ON COLUMN outbox.timer_dead.last_error IS
-    'What the worker said of the last failed attempt.';
-COMMENT ON COLUMN outbox.timer_dead.errors IS 'What was said of all failed attempts.';
-COMMENT ON COLUMN outbox.timer_dead.payload IS 'The message itself.';
+    'The namespace; separates applications that share the database.';
+COMMENT ON COLUMN outbox.timer_dead.topic IS 'The topic of the message.';
+COMMENT ON COLUMN outbox.timer_dead.correlation_id IS
+    'Identifies related messages; chosen by the producer.';
+COMMENT ON COLUMN outbox.timer_dead.dedupe_key IS
+    'The dedupe key; at most one message of a topic has it.';
+COMMENT ON COLUMN outbox.timer_dead.headers IS 'A JSON object that is delivered with the payload.';
+COMMENT ON COLUMN outbox.timer_dead.last_error IS 'The error of the last failed attempt.';
+COMMENT ON COLUMN outbox.timer_dead.errors IS
+    'The errors of failed attempts; see outbox.attempts_log.';
+COMMENT ON COLUMN outbox.timer_dead.payload IS 'The payload.';
 
 CREATE VIEW outbox.timers AS
 SELECT q.id,
@@ -252,7 +306,7 @@ SELECT q.id,
        q.owner_token,
        q.locked_until,
        NULL::timestamptz AS processed_at,
-       NULL::text AS processed_by,
+       NULL::uuid AS processed_by,
        q.failure_reason,
        q.last_error,
        q.correlation_id,
@@ -272,7 +326,7 @@ SELECT h.id,
        NULL,
        NULL,
        h.processed_at,
-       h.processed_by::text,
+       h.processed_by,
        h.failure_reason,
        h.last_error,
        h.correlation_id,
@@ -292,7 +346,7 @@ SELECT h.id,
        NULL,
        NULL,
        h.processed_at,
-       h.processed_by::text,
+       h.processed_by,
        h.failure_reason,
        h.last_error,
        h.correlation_id,
@@ -301,31 +355,32 @@ SELECT h.id,
   FROM outbox.timer_dead h;
 
 COMMENT ON VIEW outbox.timers IS 'Timers: waiting, in progress, done and failed.';
-COMMENT ON COLUMN outbox.timers.timer_id IS 'The timer.';
+COMMENT ON COLUMN outbox.timers.timer_id IS 'The id of the timer.';
 COMMENT ON COLUMN outbox.timers.id IS 'The work item.';
 COMMENT ON COLUMN outbox.timers.topic IS 'The topic of the message that it becomes.';
 COMMENT ON COLUMN outbox.timers.payload IS 'The payload of the message that it becomes.';
-COMMENT ON COLUMN outbox.timers.correlation_id IS 'Goes to the message.';
+COMMENT ON COLUMN outbox.timers.correlation_id IS
+    'The correlation_id of the message that it becomes.';
 COMMENT ON COLUMN outbox.timers.due_time IS 'When it is due.';
 COMMENT ON COLUMN outbox.timers.status IS '0 ready, 1 in progress, 2 done, 3 failed.';
 COMMENT ON COLUMN outbox.timers.state IS 'ready, in progress, done or failed: the status.';
-COMMENT ON COLUMN outbox.timers.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.timers.owner_token IS 'The owner of the lease.';
 COMMENT ON COLUMN outbox.timers.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.timers.attempts IS 'How often it was handed out.';
-COMMENT ON COLUMN outbox.timers.retry_count IS 'How often it was handed back.';
-COMMENT ON COLUMN outbox.timers.next_attempt_at IS 'Not to be handed out before.';
-COMMENT ON COLUMN outbox.timers.last_error IS 'What was said of the last failed attempt.';
+COMMENT ON COLUMN outbox.timers.retry_count IS 'How often it was returned for a retry.';
+COMMENT ON COLUMN outbox.timers.next_attempt_at IS 'Not handed out before this time.';
+COMMENT ON COLUMN outbox.timers.last_error IS 'The error of the last failed attempt.';
 COMMENT ON COLUMN outbox.timers.failure_reason IS 'Why it failed; 0 if it did not.';
-COMMENT ON COLUMN outbox.timers.created_at IS 'When it was made.';
+COMMENT ON COLUMN outbox.timers.created_at IS 'When it was created.';
 COMMENT ON COLUMN outbox.timers.processed_at IS 'When it was finished.';
-COMMENT ON COLUMN outbox.timers.processed_by IS 'The owner who finished it.';
+COMMENT ON COLUMN outbox.timers.processed_by IS 'The owner that finished it.';
 
 CREATE VIEW outbox.dead_timers AS
 SELECT d.id,
        d.topic,
        d.due_time,
        d.attempts,
-       outbox.reason_name(d.failure_reason) AS reason,
+       outbox.reason_name(d.failure_reason) AS reason_name,
        date_trunc('second', now() - d.processed_at) AS age,
        d.processed_at AS failed_at,
        d.processed_by AS failed_by,
@@ -344,19 +399,21 @@ COMMENT ON COLUMN outbox.dead_timers.id IS 'The work item.';
 COMMENT ON COLUMN outbox.dead_timers.topic IS 'The topic of the message that it becomes.';
 COMMENT ON COLUMN outbox.dead_timers.due_time IS 'When it is due.';
 COMMENT ON COLUMN outbox.dead_timers.attempts IS 'How often it was handed out.';
-COMMENT ON COLUMN outbox.dead_timers.reason IS 'Why it failed, in words.';
+COMMENT ON COLUMN outbox.dead_timers.reason_name IS 'The name of failure_reason.';
 COMMENT ON COLUMN outbox.dead_timers.age IS 'How long ago it failed.';
 COMMENT ON COLUMN outbox.dead_timers.failed_at IS 'When it failed.';
 COMMENT ON COLUMN outbox.dead_timers.failed_by IS 'The owner that failed it; null if none did.';
-COMMENT ON COLUMN outbox.dead_timers.created_at IS 'When it was made.';
+COMMENT ON COLUMN outbox.dead_timers.created_at IS 'When it was created.';
 COMMENT ON COLUMN outbox.dead_timers.failure_reason IS 'Why it failed; 0 if it did not.';
-COMMENT ON COLUMN outbox.dead_timers.last_error IS 'What was said of the last failed attempt.';
-COMMENT ON COLUMN outbox.dead_timers.correlation_id IS 'Goes to the message.';
-COMMENT ON COLUMN outbox.dead_timers.timer_id IS 'The timer.';
+COMMENT ON COLUMN outbox.dead_timers.last_error IS 'The error of the last failed attempt.';
+COMMENT ON COLUMN outbox.dead_timers.correlation_id IS
+    'The correlation_id of the message that it becomes.';
+COMMENT ON COLUMN outbox.dead_timers.timer_id IS 'The id of the timer.';
 COMMENT ON COLUMN outbox.dead_timers.payload IS 'The payload of the message that it becomes.';
 
 -- schedule_timer(topic, payload, due_time, correlation_id)
---     At that time there will be a message. Returns the timer's id.
+--     Schedules a timer, which becomes a message at its due time. Returns the timer's
+--     id.
 CREATE FUNCTION outbox.schedule_timer(
     topic          text,
     payload        text,
@@ -368,7 +425,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_schedule_timer';
 
 COMMENT ON FUNCTION outbox.schedule_timer(text, text, timestamptz, text) IS
-    'Has a message follow at some time; returns the timer''s id.';
+    'Schedules a message for a later time; returns the timer''s id.';
 
 -- cancel_timer(timer_id)
 --     Removes a timer that is ready, due or not. False if it is in progress,
@@ -379,15 +436,15 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_cancel_timer';
 
 COMMENT ON FUNCTION outbox.cancel_timer(uuid) IS
-    'Removes a timer that is still waiting; false if it is not.';
+    'Removes a waiting timer; false if it is not waiting.';
 
--- For workers that handle timers themselves, with outbox.dispatch_timers off.
--- These functions do on timers what those of work.sql do on the queue. Policies
--- are those of the settings, and there is no release.
+-- For workers that handle timers themselves, with outbox.dispatch_timers off. These
+-- functions do for timers what those of work.sql do for the queue. Policies are those
+-- of the settings, and there is no release.
 
 -- claim_timers(owner_token, lease_seconds, batch_size)
---     Takes up to batch_size due timers and leases them to the owner; see claim.
---     In what is returned, message_id is the timer_id.
+--     Leases up to batch_size due timers to the owner; see claim. In the result,
+--     message_id is the timer_id.
 CREATE FUNCTION outbox.claim_timers(
     owner_token   uuid,
     lease_seconds integer DEFAULT NULL,
@@ -398,7 +455,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 20
 AS 'MODULE_PATHNAME', 'outbox_claim_timers';
 
 COMMENT ON FUNCTION outbox.claim_timers(uuid, integer, integer) IS
-    'Takes due timers and leases them to the owner.';
+    'Claims due timers for an owner.';
 
 -- ack_timers(owner_token, ids, ...)
 --     Finishes timers; see ack. No message is enqueued for them.
@@ -416,7 +473,7 @@ COMMENT ON FUNCTION outbox.ack_timers(uuid, bigint[], integer[], boolean) IS
     'Finishes timers.';
 
 -- abandon_timers(owner_token, ids, ...)
---     Hands timers back, to be tried again later; see nack.
+--     Returns timers for a retry; see nack.
 CREATE FUNCTION outbox.abandon_timers(
     owner_token  uuid,
     ids          bigint[],
@@ -432,12 +489,11 @@ AS 'MODULE_PATHNAME', 'outbox_nack_timers';
 
 COMMENT ON FUNCTION outbox.abandon_timers(
     uuid, bigint[], text, interval, integer[], boolean, integer
-) IS
-    'Hands timers back to be tried again.';
+) IS 'Returns timers for a retry.';
 
 -- fail_timers(owner_token, ids, ...)
---     Fails timers for good; see fail. requeue_timers brings them
---     back.
+--     Fails timers permanently; see fail. They can be brought back with
+--     requeue_timers.
 CREATE FUNCTION outbox.fail_timers(
     owner_token uuid,
     ids         bigint[],
@@ -451,10 +507,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_fail_timers';
 
 COMMENT ON FUNCTION outbox.fail_timers(uuid, bigint[], text, integer, integer[], boolean) IS
-    'Fails timers for good.';
+    'Fails timers permanently.';
 
 -- renew_timers(owner_token, ids, ...)
---     Lets leases last lease_seconds from now; see renew.
+--     Makes leases last lease_seconds from now; see renew.
 CREATE FUNCTION outbox.renew_timers(
     owner_token   uuid,
     ids           bigint[],
@@ -467,18 +523,18 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_renew_timers';
 
 COMMENT ON FUNCTION outbox.renew_timers(uuid, bigint[], integer, integer[], boolean) IS
-    'Gives leases of timers more time.';
+    'Renews leases of timers.';
 
 -- reap_expired_timers(batch_limit)
---     Returns timers whose leases have ended to ready, or fails them if their
---     attempts are used up; see reap. Returns how many.
+--     Makes timers whose leases have ended ready again, or fails them if they are out
+--     of attempts; see reap. Returns how many.
 CREATE FUNCTION outbox.reap_expired_timers(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_reap_timers';
 
 COMMENT ON FUNCTION outbox.reap_expired_timers(integer) IS
-    'Returns timers whose leases have ended to ready.';
+    'Makes timers whose leases have ended ready again.';
 
 -- requeue_timers(ids)
 --     Puts dead timers back; see requeue. Returns how many.
@@ -489,155 +545,3 @@ AS 'MODULE_PATHNAME', 'outbox_requeue_timers';
 
 COMMENT ON FUNCTION outbox.requeue_timers(bigint[]) IS
     'Puts dead timers back.';
-
--- _dispatch(limits)
---     Dispatches timers and runs that are due, all together. Returns how many.
-CREATE FUNCTION outbox._dispatch(limits integer)
-RETURNS integer
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    owner_token uuid := gen_random_uuid();
-    dispatched  integer;
-    ids         bigint[];
-BEGIN
-    SELECT array_agg(t.id) INTO ids
-      FROM (SELECT c.id, outbox.enqueue(c.topic, c.payload, c.correlation_id)
-              FROM outbox.claim_timers(owner_token, 60, limits) c
-            OFFSET 0) t;
-    dispatched := outbox.ack_timers(owner_token, ids);
-    IF dispatched < limits THEN
-        SELECT array_agg(r.id) INTO ids
-          FROM (SELECT c.id,
-                       outbox.enqueue(c.topic, c.payload,
-                                      headers => jsonb_build_object('job', c.correlation_id,
-                                                                    'run', c.id))
-                  FROM outbox.claim_job_runs(owner_token, 60, limits - dispatched) c
-                OFFSET 0) r;
-        dispatched := dispatched + outbox.ack_job_runs(owner_token, ids);
-    END IF;
-    RETURN dispatched;
-END
-$$;
-
-COMMENT ON FUNCTION outbox._dispatch(integer) IS
-    'Dispatches what is due, all of it or nothing.';
-
--- _dispatch_singly(limits)
---     The same with each for itself: what cannot be enqueued goes back, to be tried
---     again later, with the error. Each takes a subtransaction; see
---     process_join_waits. Returns how many were dispatched, and how many refused.
-CREATE FUNCTION outbox._dispatch_singly(
-    limits         integer,
-    OUT dispatched integer,
-    OUT refused    integer
-)
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    owner_token uuid := gen_random_uuid();
-    due         outbox.message;
-BEGIN
-    dispatched := 0;
-    refused := 0;
-    FOR due IN SELECT * FROM outbox.claim_timers(owner_token, 60, limits) LOOP
-        BEGIN
-            PERFORM outbox.enqueue(due.topic, due.payload, due.correlation_id);
-            dispatched := dispatched + outbox.ack_timers(owner_token, ARRAY[due.id]);
-        EXCEPTION
-            WHEN OTHERS THEN
-                IF NOT outbox._is_own_fault(SQLSTATE) THEN
-                    RAISE;
-                END IF;
-                refused := refused + outbox.abandon_timers(owner_token, ARRAY[due.id], SQLERRM);
-        END;
-    END LOOP;
-    IF dispatched + refused >= limits THEN
-        RETURN;
-    END IF;
-    FOR due IN
-        SELECT * FROM outbox.claim_job_runs(owner_token, 60, limits - dispatched - refused)
-    LOOP
-        BEGIN
-            PERFORM outbox.enqueue(due.topic, due.payload,
-                                   headers => jsonb_build_object('job', due.correlation_id,
-                                                                 'run', due.id));
-            dispatched := dispatched + outbox.ack_job_runs(owner_token, ARRAY[due.id]);
-        EXCEPTION
-            WHEN OTHERS THEN
-                IF NOT outbox._is_own_fault(SQLSTATE) THEN
-                    RAISE;
-                END IF;
-                refused := refused + outbox.abandon_job_runs(owner_token, ARRAY[due.id], SQLERRM);
-        END;
-    END LOOP;
-END
-$$;
-
-COMMENT ON FUNCTION outbox._dispatch_singly(integer) IS
-    'Dispatches what is due; what cannot be enqueued is tried again later.';
-
--- _dispatch_due(batch_limit)
---     What dispatch_due does: how many were dispatched, and how many refused. Who goes
---     on until nothing is due counts both.
-CREATE FUNCTION outbox._dispatch_due(
-    batch_limit    integer,
-    OUT dispatched integer,
-    OUT refused    integer
-)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    limits  integer := least(coalesce(batch_limit, 1000), 10000);
-    message text;
-BEGIN
-    dispatched := 0;
-    refused := 0;
-    IF outbox._is_loading() THEN
-        RETURN;
-    END IF;
-    BEGIN
-        dispatched := outbox._dispatch(limits);
-        RETURN;
-    EXCEPTION
-        WHEN OTHERS THEN
-            IF NOT outbox._is_own_fault(SQLSTATE) THEN
-                RAISE;
-            END IF;
-            message := SQLERRM;
-    END;
-    SELECT s.dispatched, s.refused INTO dispatched, refused
-      FROM outbox._dispatch_singly(least(limits, 50)) s;
-    RAISE LOG 'outbox: timers and runs could not be dispatched together: %', message
-        USING DETAIL = format('One by one %s were dispatched, and %s refused.',
-                              dispatched, refused),
-              HINT = 'The errors are in outbox.attempts_log.';
-END
-$$;
-
-COMMENT ON FUNCTION outbox._dispatch_due(integer) IS
-    'What dispatch_due does, with the number of those that were refused.';
-
--- dispatch_due(batch_limit)
---     Turns timers and runs that are due into messages of the outbox, each in
---     this transaction. Returns how many. Does nothing while another session loads
---     a dump.
---     One that cannot be enqueued, as when a trigger refuses it, does not keep the
---     others: it is tried again after the backoff, and dead after max_attempts. What
---     is deferred to the commit keeps them all.
-CREATE FUNCTION outbox.dispatch_due(batch_limit integer DEFAULT NULL)
-RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    PERFORM outbox._check_limit('batch_limit', dispatch_due.batch_limit);
-    RETURN (SELECT d.dispatched FROM outbox._dispatch_due(dispatch_due.batch_limit) d);
-END
-$$;
-
-COMMENT ON FUNCTION outbox.dispatch_due(integer) IS
-    'Turns timers and runs that are due into messages.';

@@ -1,31 +1,31 @@
--- waits.sql: messages that wait for joins, and what comes after. Nearly all in
--- SQL: a wait is handled once or twice in its life, and needs nothing special.
--- Serves sql_join.c.
+-- waits.sql: messages that wait for joins, and their continuations. Nearly all of it
+-- is in SQL: a wait is handled only once or twice, so speed is not critical. Serves
+-- sql_join.c.
 --
--- A wait is evaluated without a lock on its join. The call that ends the join
--- changes it first, and then wakes its waits; the evaluation leases the wait
--- first, and then looks at the join. So if the evaluation finds the join pending,
--- and nobody changing it, the call that ends it finds the wait when it is parked,
--- or finds it locked and leaves a doubt. If somebody is changing the join, the
--- evaluation itself leaves a doubt.
+-- A wait is evaluated without a lock on its join. The call that ends the join changes
+-- it first, and then wakes its waits; the evaluation leases the wait first, and then
+-- reads the join. So if the evaluation finds the join pending, and no transaction
+-- changing it, the call that ends it finds the wait parked, or finds it locked and
+-- inserts a recheck. If a transaction is changing the join, the evaluation itself
+-- inserts a recheck.
 --
--- Doubts are settled with locks on joins and members, all with SKIP LOCKED: so
+-- Rechecks are processed with locks on joins and members, all with SKIP LOCKED: so
 -- nothing here waits for another transaction, and it cannot be part of a deadlock.
 --
--- Nothing is deleted here because another row is missing: it may be on its way
--- from a dump.
+-- Nothing is deleted here because another row is missing: a dump may be about to load
+-- it.
 
 -- _in_progress(xid)
---     Is the transaction in progress? False for the current one. Above READ
---     COMMITTED also true if it ended after the snapshot was taken: what it has
---     done is not seen yet.
+--     Returns whether the transaction is in progress. False for the current one.
+--     Above READ COMMITTED also true if it ended after the snapshot was taken,
+--     because its changes are not visible then.
 CREATE FUNCTION outbox._in_progress(xid xid)
 RETURNS boolean
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_in_progress';
 
 COMMENT ON FUNCTION outbox._in_progress(xid) IS
-    'Whether a transaction, other than this one, has not ended.';
+    'Whether a transaction other than the current one is in progress.';
 
 -- _put_back(owner_token, id, at)
 --     Releases a lease; the message cannot be claimed before that time.
@@ -39,11 +39,45 @@ LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_put_back';
 
 COMMENT ON FUNCTION outbox._put_back(uuid, bigint, timestamptz) IS
-    'Gives a lease back until some time; the attempt does not count.';
+    'Releases a lease, not to be claimed before a given time; the attempt does not count.';
+
+-- _put_off(what, thing)
+--     Returns when to try a wait, a timer or a run again that would have to wait for
+--     another transaction: after a second, and after twice as long each time, up to a
+--     minute. Lowers lock_timeout, so that others of this call wait only for a
+--     moment; the caller must restore it.
+CREATE FUNCTION outbox._put_off(
+    what  text,
+    thing outbox.message
+)
+RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    -- attempts that ended neither successfully nor with an error
+    times integer := greatest(thing.attempts - thing.retry_count - 1, 0);
+BEGIN
+    IF current_setting('lock_timeout')::interval > '10 ms' THEN
+        PERFORM set_config('lock_timeout', '10ms', true);
+    END IF;
+    -- only once, when it is clear that this takes long
+    IF times = 6 THEN
+        RAISE LOG '%', format('outbox: %s %s is blocked by another transaction, and is retried '
+                              'every minute', what, thing.message_id)
+            USING HINT = 'A row or table that it needs, perhaps in a trigger on outbox.queue, '
+                         'is locked.';
+    END IF;
+    RETURN clock_timestamp() + least(1 << least(times, 6), 60) * interval '1 s';
+END
+$$;
+
+COMMENT ON FUNCTION outbox._put_off(text, outbox.message) IS
+    'The time of the next try of something that would have to wait for another transaction.';
 
 -- _ack_wait(owner_token, id)
 --     ack for a wait. If the wait is itself a step of another join, and that is
---     locked, it is left to join_doubts rather than waited for.
+--     locked, inserts a row into join_rechecks instead of waiting.
 CREATE FUNCTION outbox._ack_wait(
     owner_token uuid,
     id          bigint
@@ -56,7 +90,7 @@ COMMENT ON FUNCTION outbox._ack_wait(uuid, bigint) IS
     'Finishes a wait without waiting for joins of which it is a step.';
 
 -- _nack_wait(owner_token, id, error)
---     The same for nack: the wait is tried again by the backoff, and fails at
+--     The same for nack: the wait is retried after the backoff, and fails at
 --     max_attempts.
 CREATE FUNCTION outbox._nack_wait(
     owner_token uuid,
@@ -68,7 +102,7 @@ LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_nack_wait';
 
 COMMENT ON FUNCTION outbox._nack_wait(uuid, bigint, text) IS
-    'Has a wait tried again that could not be evaluated.';
+    'Schedules a retry of a wait that could not be evaluated.';
 
 -- _fail_wait(owner_token, id, error)
 --     The same for fail, with reason 4 (validation).
@@ -82,7 +116,7 @@ LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_fail_wait';
 
 COMMENT ON FUNCTION outbox._fail_wait(uuid, bigint, text) IS
-    'Ends a wait that makes no sense.';
+    'Fails a wait that cannot be evaluated.';
 
 -- _wake_wait(message_id)
 --     Makes a wait claimable now; false if another transaction has locked it.
@@ -91,13 +125,12 @@ RETURNS boolean
 LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_wake_wait';
 
-COMMENT ON FUNCTION outbox._wake_wait(uuid) IS
-    'Has one wait evaluated.';
+COMMENT ON FUNCTION outbox._wake_wait(uuid) IS 'Makes a wait claimable now.';
 
 -- _look_at_join(join_id)
---     Returns the status of a join as it is now, whatever the snapshot, and how
---     many of its steps have failed; null if there is no such join. And the
---     transaction in progress that is changing it, if there is one.
+--     Returns the status of a join as it is now, whatever the snapshot, and how many
+--     of its steps have failed, or null if there is no such join; and the transaction
+--     in progress that is changing it, if there is one.
 CREATE FUNCTION outbox._look_at_join(
     join_id uuid,
     OUT status smallint,
@@ -108,11 +141,12 @@ LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_look_at_join';
 
 COMMENT ON FUNCTION outbox._look_at_join(uuid) IS
-    'How a join is now, and who is just changing it.';
+    'The present state of a join, and the transaction that is changing it.';
 
 -- enqueue_join_wait(join_id, fail_if_any_step_failed, on_complete_topic, ...)
---     When the join has ended, a message follows: the continuation. Returns
---     the message_id of the wait.
+--     Enqueues a message that waits for the end of the join; then another message is
+--     enqueued, the continuation. Without on_fail_topic, or with an empty one, no
+--     continuation follows a failure. Returns the message_id of the wait.
 CREATE FUNCTION outbox.enqueue_join_wait(
     join_id                 uuid,
     fail_if_any_step_failed boolean,
@@ -134,7 +168,7 @@ BEGIN
             outbox._require('fail_if_any_step_failed', enqueue_join_wait.fail_if_any_step_failed),
             outbox._check_name('on_complete_topic', enqueue_join_wait.on_complete_topic),
             outbox._require('on_complete_payload', enqueue_join_wait.on_complete_payload);
-    IF enqueue_join_wait.on_fail_topic IS NOT NULL THEN
+    IF enqueue_join_wait.on_fail_topic <> '' THEN
         PERFORM outbox._check_name('on_fail_topic', enqueue_join_wait.on_fail_topic);
     END IF;
     PERFORM outbox._lock_join(enqueue_join_wait.join_id);
@@ -147,7 +181,7 @@ BEGIN
             'failIfAnyStepFailed', enqueue_join_wait.fail_if_any_step_failed,
             'onCompleteTopic', enqueue_join_wait.on_complete_topic,
             'onCompletePayload', enqueue_join_wait.on_complete_payload,
-            'onFailTopic', enqueue_join_wait.on_fail_topic,
+            'onFailTopic', nullif(enqueue_join_wait.on_fail_topic, ''),
             'onFailPayload', enqueue_join_wait.on_fail_payload)::text,
         namespace => enqueue_join_wait.namespace,
         headers => enqueue_join_wait.headers,
@@ -157,10 +191,11 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox.enqueue_join_wait(uuid, boolean, text, text, text, text, text, jsonb) IS
-    'Has a message follow when a join has ended.';
+    'Enqueues a message that waits for the end of a join; then a continuation is enqueued.';
 
 -- _join_add(expected, completed, failed, more_completed, more_failed)
---     The arithmetic of joins: as far as there is room, and failed steps first.
+--     The arithmetic of joins: counts failed steps first, up to the number of
+--     expected steps.
 CREATE FUNCTION outbox._join_add(
     expected        integer,
     INOUT completed integer,
@@ -174,12 +209,12 @@ LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'outbox_join_add_sql';
 
 COMMENT ON FUNCTION outbox._join_add(integer, integer, integer, integer, integer) IS
-    'What a pending join becomes with so many more steps.';
+    'The counters of a pending join after adding steps.';
 
 -- _recount(join_id)
 --     Counts the members of a pending join that are marked and were not counted.
---     Null if another transaction has locked the join, else how many steps were
---     added.
+--     Returns how many steps were added; null if another transaction has locked the
+--     join.
 CREATE FUNCTION outbox._recount(join_id uuid)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE
@@ -224,19 +259,21 @@ BEGIN
      WHERE j.join_id = _recount.join_id;
     IF sums.status <> 0 THEN
         PERFORM outbox._wake_waits(_recount.join_id);
-        PERFORM outbox._log(format('outbox join: %s is complete, %s completed, %s failed',
-                                   _recount.join_id, sums.completed, sums.failed));
+        PERFORM outbox._log(format(
+            'outbox join: %s is complete, status %s, %s completed, %s failed',
+            _recount.join_id, outbox.join_status_name(sums.status), sums.completed, sums.failed));
     END IF;
     RETURN sums.added;
 END
 $$;
 
 COMMENT ON FUNCTION outbox._recount(uuid) IS
-    'Counts what has not been counted yet of a join.';
+    'Counts the members of a join that were marked and not counted.';
 
 -- _count_late(join_id, message_id, status)
---     Gives a member its outcome, a message's status: how many steps that adds
---     to the join; null if another transaction has locked the join or the member.
+--     Sets the outcome of a member from a message's status. Returns how many steps
+--     that adds to the join; null if another transaction has locked the join or the
+--     member.
 CREATE FUNCTION outbox._count_late(
     join_id    uuid,
     message_id uuid,
@@ -268,15 +305,15 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._count_late(uuid, uuid, smallint) IS
-    'Gives a member of a join its outcome, after the fact.';
+    'Sets the outcome of a member of a join later.';
 
--- _settle_join_doubt(doubt)
---     Counts or wakes what a doubt is about. "settled" is false if another
---     transaction is in the way, null if there is nothing that it is about.
-CREATE FUNCTION outbox._settle_join_doubt(
-    doubt       outbox.join_doubts,
-    OUT settled boolean,
-    OUT counted integer
+-- _process_join_recheck(recheck)
+--     Does the counting or waking that a recheck asks for. "resolved" is false if
+--     another transaction holds a lock, null if the member or message does not exist.
+CREATE FUNCTION outbox._process_join_recheck(
+    recheck      outbox.join_rechecks,
+    OUT resolved boolean,
+    OUT counted  integer
 )
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -288,69 +325,69 @@ DECLARE
     ended   boolean;
 BEGIN
     counted := 0;
-    IF doubt.message_id IS NULL THEN
-        added := outbox._recount(doubt.join_id);
+    IF recheck.message_id IS NULL THEN
+        added := outbox._recount(recheck.join_id);
         IF added IS NULL THEN
-            settled := false;
+            resolved := false;
             RETURN;
         END IF;
         counted := added;
-        SELECT j.status <> 0 INTO ended FROM outbox.joins j WHERE j.join_id = doubt.join_id;
-        settled := CASE WHEN FOUND THEN true END;
-        -- of a join that is deleted, the waits that could not be woken are left
+        SELECT j.status <> 0 INTO ended FROM outbox.joins j WHERE j.join_id = recheck.join_id;
+        resolved := CASE WHEN FOUND THEN true END;
+        -- of a deleted join, the waits that could not be woken are left
         IF coalesce(ended, true) THEN
-            PERFORM outbox._wake_waits(doubt.join_id);
+            PERFORM outbox._wake_waits(recheck.join_id);
         END IF;
         RETURN;
     END IF;
 
-    outcome := coalesce(doubt.status, (outbox._message_end(doubt.message_id)).status);
+    outcome := coalesce(recheck.status, (outbox._message_end(recheck.message_id)).status);
     IF outcome IS NULL THEN
-        -- it has not ended after all, or it is unknown how it did
-        settled := CASE WHEN EXISTS (SELECT FROM outbox.queue q
-                                      WHERE q.message_id = doubt.message_id) THEN true END;
+        -- it has not ended after all, or its outcome is unknown
+        resolved := CASE WHEN EXISTS (SELECT FROM outbox.queue q
+                                      WHERE q.message_id = recheck.message_id) THEN true END;
         RETURN;
     END IF;
     FOR member IN
         SELECT m.join_id, m.status
           FROM outbox.join_members m
           JOIN outbox.joins j ON j.join_id = m.join_id
-         WHERE m.message_id = doubt.message_id
-           AND (doubt.join_id IS NULL OR m.join_id = doubt.join_id)
+         WHERE m.message_id = recheck.message_id
+           AND (recheck.join_id IS NULL OR m.join_id = recheck.join_id)
          ORDER BY m.join_id
     LOOP
-        settled := coalesce(settled, true);
+        resolved := coalesce(resolved, true);
         CONTINUE WHEN member.status <> 0;
-        added := outbox._count_late(member.join_id, doubt.message_id, outcome);
-        settled := settled AND added IS NOT NULL;
+        added := outbox._count_late(member.join_id, recheck.message_id, outcome);
+        resolved := resolved AND added IS NOT NULL;
         counted := counted + coalesce(added, 0);
     END LOOP;
 
     -- the message may have been a wait, whose row another transaction had locked
-    IF EXISTS (SELECT FROM outbox.join_waits w WHERE w.message_id = doubt.message_id) THEN
+    IF EXISTS (SELECT FROM outbox.join_waits w WHERE w.message_id = recheck.message_id) THEN
         DELETE FROM outbox.join_waits w
          WHERE w.ctid = ANY (ARRAY(
                    SELECT k.ctid
                      FROM outbox.join_waits k
-                    WHERE k.message_id = doubt.message_id
+                    WHERE k.message_id = recheck.message_id
                       FOR UPDATE SKIP LOCKED));
-        settled := coalesce(settled, true)
+        resolved := coalesce(resolved, true)
                    AND NOT EXISTS (SELECT FROM outbox.join_waits w
-                                    WHERE w.message_id = doubt.message_id);
+                                    WHERE w.message_id = recheck.message_id);
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION outbox._settle_join_doubt(outbox.join_doubts) IS
-    'Counts or wakes what a doubt is about.';
+COMMENT ON FUNCTION outbox._process_join_recheck(outbox.join_rechecks) IS
+    'Processes one row of join_rechecks.';
 
--- _settle_join_doubts(batch_limit, missed)
---     Counts what could not be counted at the time, and wakes waits that could
---     not be woken. Returns how many steps were counted. A doubt about a member
---     or message that is not there is tried again when "missed" is true, and
---     dropped after a day: mostly it was rolled back, but it may also be on its way
---     from a dump.
-CREATE FUNCTION outbox._settle_join_doubts(
+-- _process_join_rechecks(batch_limit, missed)
+--     Counts what could not be counted earlier, and wakes waits that could not be
+--     woken. Returns how many steps were counted. A recheck about a member or message
+--     that does not exist is tried again when "missed" is true, and deleted after a
+--     day: usually that transaction was rolled back, but a dump may also be about to
+--     load the row.
+CREATE FUNCTION outbox._process_join_rechecks(
     batch_limit integer,
     missed      boolean DEFAULT false
 )
@@ -359,45 +396,45 @@ LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    doubt   outbox.join_doubts;
+    recheck outbox.join_rechecks;
     attempt record;
     counted integer := 0;
 BEGIN
-    IF pg_relation_size('outbox.join_doubts') = 0 THEN
+    IF pg_relation_size('outbox.join_rechecks') = 0 THEN
         RETURN 0;
     END IF;
-    FOR doubt IN
-        SELECT * FROM outbox.join_doubts d
-         WHERE d.id IN (
+    FOR recheck IN
+        SELECT * FROM outbox.join_rechecks r
+         WHERE r.id IN (
                    SELECT o.id
-                     FROM outbox.join_doubts o
+                     FROM outbox.join_rechecks o
                     WHERE (o.missed_at IS NULL OR missed)
                       AND NOT outbox._in_progress(o.waits_for)
-                    -- many that cannot be settled are not in the way of others
+                    -- so that many that cannot be resolved do not block others
                     ORDER BY random()
                     LIMIT batch_limit)
-         -- a first outcome stands
-         ORDER BY d.id
+         -- the first outcome stands
+         ORDER BY r.id
            FOR UPDATE SKIP LOCKED
     LOOP
-        attempt := outbox._settle_join_doubt(doubt);
+        attempt := outbox._process_join_recheck(recheck);
         counted := counted + attempt.counted;
-        IF attempt.settled OR (attempt.settled IS NULL
-                               AND doubt.missed_at < clock_timestamp() - interval '1 day') THEN
-            DELETE FROM outbox.join_doubts d WHERE d.id = doubt.id;
-        ELSIF attempt.settled IS NULL AND doubt.missed_at IS NULL THEN
-            UPDATE outbox.join_doubts d SET missed_at = clock_timestamp() WHERE d.id = doubt.id;
+        IF attempt.resolved OR (attempt.resolved IS NULL
+                                AND recheck.missed_at < clock_timestamp() - interval '1 day') THEN
+            DELETE FROM outbox.join_rechecks r WHERE r.id = recheck.id;
+        ELSIF attempt.resolved IS NULL AND recheck.missed_at IS NULL THEN
+            UPDATE outbox.join_rechecks r SET missed_at = clock_timestamp() WHERE r.id = recheck.id;
         END IF;
     END LOOP;
     RETURN counted;
 END
 $$;
 
-COMMENT ON FUNCTION outbox._settle_join_doubts(integer, boolean) IS
-    'Counts what could not be counted at the time; returns how many steps.';
+COMMENT ON FUNCTION outbox._process_join_rechecks(integer, boolean) IS
+    'Processes rows of join_rechecks; returns how many steps were counted.';
 
 -- _evaluate_wait(owner_token, wait)
---     Decides what comes of a wait that is leased to us.
+--     Decides what to do with a wait, which must be leased to the owner.
 CREATE FUNCTION outbox._evaluate_wait(
     owner_token uuid,
     wait        outbox.message
@@ -414,7 +451,7 @@ DECLARE
     topic    text;
     payload  text;
 BEGIN
-    -- one that was enqueued by hand, or has lost its row
+    -- it was enqueued directly, or has lost its row
     IF NOT EXISTS (SELECT FROM outbox.join_waits w
                     WHERE w.join_id = the_id AND w.message_id = wait.message_id)
        AND EXISTS (SELECT FROM outbox.joins j WHERE j.join_id = the_id AND j.status = 0)
@@ -433,8 +470,9 @@ BEGIN
     ELSIF the_join.status = 0 THEN
         PERFORM outbox._put_back(owner_token, wait.id, 'infinity');
         IF the_join.writer IS NOT NULL THEN
-            -- if that ends the join, it may have looked for waits before this one
-            INSERT INTO outbox.join_doubts (id, waits_for, join_id)
+            -- if that transaction ends the join, it may have looked for waits before
+            -- this one was parked
+            INSERT INTO outbox.join_rechecks (id, waits_for, join_id)
             VALUES (nextval('outbox.message_id_seq'), the_join.writer, the_id);
             PERFORM outbox._wake_worker();
         END IF;
@@ -444,11 +482,12 @@ BEGIN
 
     fails := the_join.status = 3
              OR ((terms ->> 'failIfAnyStepFailed')::boolean AND the_join.failed_steps > 0);
-    topic := terms ->> CASE WHEN fails THEN 'onFailTopic' ELSE 'onCompleteTopic' END;
+    topic := CASE WHEN fails THEN nullif(terms ->> 'onFailTopic', '')
+                  ELSE terms ->> 'onCompleteTopic' END;
     payload := terms ->> CASE WHEN fails THEN 'onFailPayload' ELSE 'onCompletePayload' END;
     IF topic IS NOT NULL THEN
-        PERFORM outbox.enqueue(topic, coalesce(payload, ''),
-                               namespace => wait.namespace, headers => wait.headers);
+        PERFORM outbox._enqueue_caused(the_id, topic, coalesce(payload, ''), wait.namespace, NULL,
+                                       wait.headers);
     END IF;
     PERFORM outbox._ack_wait(owner_token, wait.id);
     PERFORM outbox._log(format('outbox join wait: %s is over, join %s, continuation "%s"',
@@ -459,12 +498,13 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._evaluate_wait(uuid, outbox.message) IS
-    'Decides what comes of a wait for a join.';
+    'Decides what to do with a wait for a join.';
 
 -- _try_wait(owner_token, wait)
---     Evaluates a wait; an error concerns that wait alone. One that says something
---     impossible fails; any other error counts as an attempt. What is not the
---     wait's fault, such as a lack of memory or disk space, is raised.
+--     Evaluates a wait; an error affects only this wait. A wait with invalid contents
+--     fails; any other error counts as an attempt. A wait that would have to wait for
+--     another transaction is postponed. Errors that are not caused by the wait, such
+--     as a lack of memory or disk space, are raised.
 CREATE FUNCTION outbox._try_wait(
     owner_token uuid,
     wait        outbox.message
@@ -479,38 +519,42 @@ EXCEPTION
     WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded THEN
         PERFORM outbox._fail_wait(owner_token, wait.id, SQLERRM);
     WHEN OTHERS THEN
-        IF NOT outbox._is_own_fault(SQLSTATE) THEN
+        IF outbox._is_blocked(SQLSTATE) THEN
+            PERFORM outbox._put_back(owner_token, wait.id, outbox._put_off('wait', wait));
+        ELSIF NOT outbox._is_own_fault(SQLSTATE) THEN
             RAISE;
+        ELSE
+            PERFORM outbox._nack_wait(owner_token, wait.id, SQLERRM);
         END IF;
-        PERFORM outbox._nack_wait(owner_token, wait.id, SQLERRM);
 END
 $$;
 
 COMMENT ON FUNCTION outbox._try_wait(uuid, outbox.message) IS
-    'Evaluates a wait; an error concerns that wait alone.';
+    'Evaluates a wait; an error affects only this wait.';
 
 -- process_join_waits(batch_limit)
---     Evaluates the waits that are due: those just filed, and those whose
---     joins have ended. Returns how many were evaluated. By default that is 50 at
---     most: each takes a subtransaction, and with more than 64 of them all
---     snapshots of the server are slower. This is what the background worker does.
---     Does nothing while another session loads a dump.
+--     Evaluates the waits that are due: new ones, and those whose joins have ended.
+--     Returns how many were evaluated. The default limit is 50, because each takes a
+--     subtransaction, and more than 64 of them slow down all snapshots of the server.
+--     The background worker calls this. Does nothing while another session loads a
+--     dump.
 CREATE FUNCTION outbox.process_join_waits(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    owner_token uuid := gen_random_uuid();
-    wait        outbox.message;
-    evaluated   integer := 0;
+    owner_token  uuid := gen_random_uuid();
+    lock_timeout text := current_setting('lock_timeout');
+    wait         outbox.message;
+    evaluated    integer := 0;
 BEGIN
     PERFORM outbox._check_limit('batch_limit', process_join_waits.batch_limit);
     PERFORM outbox._writes('outbox.process_join_waits()');
     IF outbox._is_loading() THEN
         RETURN 0;
     END IF;
-    PERFORM outbox._settle_join_doubts(coalesce(process_join_waits.batch_limit, 1000));
+    PERFORM outbox._process_join_rechecks(coalesce(process_join_waits.batch_limit, 1000));
     FOR wait IN
         SELECT * FROM outbox.claim(
             owner_token,
@@ -521,6 +565,9 @@ BEGIN
         PERFORM outbox._try_wait(owner_token, wait);
         evaluated := evaluated + 1;
     END LOOP;
+    IF current_setting('lock_timeout') <> lock_timeout THEN
+        PERFORM set_config('lock_timeout', lock_timeout, true);
+    END IF;
     RETURN evaluated;
 END
 $$;
@@ -538,7 +585,7 @@ LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    -- blocks of a piece
+    -- number of blocks of a piece
     piece CONSTANT bigint := 16;
 
     deadline timestamptz := clock_timestamp() + interval '500 ms';
@@ -575,10 +622,10 @@ COMMENT ON FUNCTION outbox._count_ended_members(integer) IS
     'Counts members of joins whose messages have ended.';
 
 -- _wake_lost_waits(batch_limit)
---     Looks for parked waits that nobody would wake: their join has ended or is
---     gone, or they are not in join_waits. Has them evaluated, which decides what
---     is to become of them. It visits the lanes of the queue from a random one on,
---     for half a second at most. Returns how many it woke.
+--     Looks for parked waits that nothing else would wake: their join has ended or
+--     does not exist, or they are not in join_waits. Makes them claimable; their
+--     evaluation decides what to do with them. It visits the lanes of the queue from
+--     a random one on, for half a second at most. Returns how many it woke.
 CREATE FUNCTION outbox._wake_lost_waits(batch_limit integer)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE
@@ -593,7 +640,7 @@ DECLARE
     woken      integer := 0;
     lost       record;
 BEGIN
-    -- lanes are hashes, so any number is as good as another to begin with
+    -- lanes are hashes, so any number can be the first
     first_lane := hashint8extended(floor(random() * 1000000000)::bigint, 0);
     lane_at := first_lane;
     LOOP
@@ -634,15 +681,15 @@ END
 $$;
 
 COMMENT ON FUNCTION outbox._wake_lost_waits(integer) IS
-    'Has parked waits evaluated that nobody would wake.';
+    'Wakes parked waits that nothing else would wake.';
 
 -- reconcile_joins(batch_limit)
---     Finds what should not be, but can come about by plain SQL, or from a dump:
---     members whose messages ended before they were attached, and parked waits that
---     nobody would wake. Returns how many steps it counted and waits it woke. One
---     call takes about a second at most, and locks only what it finds; what it did
---     not reach is for later calls. Has the worker look at everything, too. Does
---     nothing while another session loads a dump.
+--     Finds inconsistencies that plain SQL or a dump can cause: members whose
+--     messages ended before they were attached, and parked waits that nothing else
+--     would wake. Returns how many steps it counted and waits it woke. One call takes
+--     at most about a second, and locks only what it finds; the rest is left to later
+--     calls. Wakes the worker as well. Does nothing while another session loads a
+--     dump.
 CREATE FUNCTION outbox.reconcile_joins(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -656,9 +703,9 @@ BEGIN
     IF outbox._is_loading() THEN
         RETURN 0;
     END IF;
-    -- rows that were loaded without triggers have told nobody
+    -- rows that were loaded without triggers were not reported
     PERFORM outbox._wake_worker();
-    RETURN outbox._settle_join_doubts(found_max, true)
+    RETURN outbox._process_join_rechecks(found_max, true)
            + outbox._count_ended_members(found_max)
            + outbox._wake_lost_waits(found_max);
 END

@@ -1,4 +1,4 @@
--- work.sql: taking messages and settling them. Serves sql_work.c.
+-- work.sql: claiming messages and settling them. Serves sql_work.c.
 
 CREATE TYPE outbox.message AS (
     id             bigint,
@@ -16,34 +16,43 @@ CREATE TYPE outbox.message AS (
     created_at     timestamptz,
     due_time       timestamptz,
     locked_until   timestamptz,
-    owner_token    uuid
+    owner_token    uuid,
+    subscription   text,
+    published_id   uuid,
+    priority       smallint
 );
 
 COMMENT ON TYPE outbox.message IS 'A message as it is handed to a worker.';
-COMMENT ON COLUMN outbox.message.id IS 'The work item: what ack and the others want.';
+COMMENT ON COLUMN outbox.message.id IS 'The work item; ack and similar functions take this id.';
 COMMENT ON COLUMN outbox.message.message_id IS
     'The logical message, constant across retries and replays.';
-COMMENT ON COLUMN outbox.message.namespace IS 'Keeps applications apart that share the database.';
-COMMENT ON COLUMN outbox.message.topic IS 'What the message is about.';
-COMMENT ON COLUMN outbox.message.payload IS 'The message itself.';
-COMMENT ON COLUMN outbox.message.headers IS 'Whatever travels with the payload.';
-COMMENT ON COLUMN outbox.message.correlation_id IS 'Ties messages together, for their users.';
-COMMENT ON COLUMN outbox.message.tenant_id IS 'Whose message it is.';
-COMMENT ON COLUMN outbox.message.dedupe_key IS 'No two messages of a topic have the same.';
-COMMENT ON COLUMN outbox.message.stream_id IS
-    'Messages of a stream are delivered one after the other.';
+COMMENT ON COLUMN outbox.message.namespace IS
+    'The namespace; separates applications that share the database.';
+COMMENT ON COLUMN outbox.message.topic IS 'The topic of the message.';
+COMMENT ON COLUMN outbox.message.payload IS 'The payload.';
+COMMENT ON COLUMN outbox.message.headers IS 'A JSON object that is delivered with the payload.';
+COMMENT ON COLUMN outbox.message.correlation_id IS
+    'Identifies related messages; chosen by the producer.';
+COMMENT ON COLUMN outbox.message.tenant_id IS 'The tenant that the message belongs to.';
+COMMENT ON COLUMN outbox.message.dedupe_key IS
+    'The dedupe key; at most one message of a topic has it.';
+COMMENT ON COLUMN outbox.message.stream_id IS 'The stream; its messages are delivered in order.';
 COMMENT ON COLUMN outbox.message.attempts IS 'How often it was handed out, this time included.';
-COMMENT ON COLUMN outbox.message.retry_count IS 'How often it was handed back as not done.';
+COMMENT ON COLUMN outbox.message.retry_count IS 'How often it was returned for a retry.';
 COMMENT ON COLUMN outbox.message.created_at IS 'When it was enqueued.';
-COMMENT ON COLUMN outbox.message.due_time IS 'As given to enqueue.';
+COMMENT ON COLUMN outbox.message.due_time IS 'As passed to enqueue.';
 COMMENT ON COLUMN outbox.message.locked_until IS 'End of the lease.';
-COMMENT ON COLUMN outbox.message.owner_token IS 'Who has the lease.';
+COMMENT ON COLUMN outbox.message.owner_token IS 'The owner of the lease.';
+COMMENT ON COLUMN outbox.message.subscription IS
+    'The subscription, if it is a delivery; null if it was enqueued.';
+COMMENT ON COLUMN outbox.message.published_id IS 'The publication, if it is a delivery.';
+COMMENT ON COLUMN outbox.message.priority IS 'The priority, from -2 to 2; higher is more urgent.';
 
 -- claim(owner_token, ...)
---     Takes up to batch_size due messages and leases them to the owner. Without
---     an owner_token the call makes one, which the messages carry. Never waits
---     for another claimer. With wait_ms it waits for messages to come. Topics
---     are all but that of join waits when they are not named.
+--     Leases up to batch_size due messages to the owner. Without an owner_token the
+--     call generates one, which the messages contain. Never waits for other claims.
+--     With wait_ms it waits until there are messages. If no topics are named, claims
+--     from all topics except that of join waits and those that have handlers.
 CREATE FUNCTION outbox.claim(
     owner_token   uuid    DEFAULT NULL,
     lease_seconds integer DEFAULT NULL,
@@ -52,20 +61,22 @@ CREATE FUNCTION outbox.claim(
     topics        text[]  DEFAULT NULL,
     tenant_id     uuid    DEFAULT NULL,
     max_attempts  integer DEFAULT NULL,
-    wait_ms       integer DEFAULT 0
+    wait_ms       integer DEFAULT 0,
+    subscription  text    DEFAULT NULL
 )
 RETURNS SETOF outbox.message
 LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 50
 AS 'MODULE_PATHNAME', 'outbox_claim_messages';
 
-COMMENT ON FUNCTION outbox.claim(uuid, integer, integer, text, text[], uuid, integer, integer) IS
-    'Takes due messages and leases them to the owner, by default a new one.';
+COMMENT ON FUNCTION outbox.claim(
+    uuid, integer, integer, text, text[], uuid, integer, integer, text
+) IS 'Claims due messages for an owner, by default a new one.';
 
 -- ack(owner_token, ids, ...)
---     Finishes messages. Only leases of the owner are touched, with attempts
---     only if they match; the result says how many. strict makes anything
---     else an error. ids may be null, like those that an aggregate over no
---     message yields: then there is nothing to do.
+--     Finishes messages. Only leases of the owner are settled, and, if attempts are
+--     given, only those that match; returns how many. With strict, it is an error if
+--     one is not settled. ids may be null, which is the result of an aggregate over
+--     no messages: then there is nothing to do.
 CREATE FUNCTION outbox.ack(
     owner_token uuid,
     ids         bigint[],
@@ -77,11 +88,11 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_ack';
 
 COMMENT ON FUNCTION outbox.ack(uuid, bigint[], integer[], boolean) IS
-    'Finishes messages; returns how many were the owner''s.';
+    'Finishes messages; returns how many were leased to the owner.';
 
 -- nack(owner_token, ids, ...)
---     Hands messages back, to be tried again after the backoff, or after the
---     delay when one is given; those that have had their attempts fail.
+--     Returns messages for a retry after the backoff, or after the delay if one is
+--     given; those that are out of attempts fail.
 CREATE FUNCTION outbox.nack(
     owner_token  uuid,
     ids          bigint[],
@@ -96,10 +107,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_nack';
 
 COMMENT ON FUNCTION outbox.nack(uuid, bigint[], text, interval, integer[], boolean, integer) IS
-    'Hands messages back to be tried again, after the backoff or the delay.';
+    'Returns messages for a retry, after the backoff or the given delay.';
 
 -- abandon(owner_token, ids, ...)
---     nack by its other name.
+--     Another name of nack.
 CREATE FUNCTION outbox.abandon(
     owner_token  uuid,
     ids          bigint[],
@@ -117,7 +128,7 @@ COMMENT ON FUNCTION outbox.abandon(uuid, bigint[], text, interval, integer[], bo
     'The same as nack.';
 
 -- fail(owner_token, ids, ...)
---     Fails messages for good. They stay in outbox.dead_letters, and can be
+--     Fails messages permanently. They are shown by outbox.dead_letters, and can be
 --     brought back with requeue.
 CREATE FUNCTION outbox.fail(
     owner_token uuid,
@@ -132,10 +143,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_fail';
 
 COMMENT ON FUNCTION outbox.fail(uuid, bigint[], text, integer, integer[], boolean) IS
-    'Fails messages for good.';
+    'Fails messages permanently.';
 
 -- renew(owner_token, ids, ...)
---     Lets leases last lease_seconds from now.
+--     Makes leases last lease_seconds from now.
 CREATE FUNCTION outbox.renew(
     owner_token   uuid,
     ids           bigint[],
@@ -148,21 +159,21 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_renew';
 
 COMMENT ON FUNCTION outbox.renew(uuid, bigint[], integer, integer[], boolean) IS
-    'Lets leases last longer, counted from now.';
+    'Renews leases, counted from now.';
 
 -- release(owner_token)
---     Gives back all leases of the owner; the attempts do not count. For
---     workers that stop.
+--     Releases all leases of the owner; the attempts do not count. For workers that
+--     stop.
 CREATE FUNCTION outbox.release(owner_token uuid)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_release_all_messages';
 
 COMMENT ON FUNCTION outbox.release(uuid) IS
-    'Gives all leases of the owner back without counting the attempt.';
+    'Releases all leases of an owner; the attempts do not count.';
 
 -- release(owner_token, ids, strict)
---     Gives leases back; the attempts do not count.
+--     Releases leases; the attempts do not count.
 CREATE FUNCTION outbox.release(
     owner_token uuid,
     ids         bigint[],
@@ -173,22 +184,22 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_release';
 
 COMMENT ON FUNCTION outbox.release(uuid, bigint[], boolean) IS
-    'Gives leases back without counting the attempt.';
+    'Releases leases; the attempts do not count.';
 
 -- reap(batch_limit)
---     Returns messages whose leases have ended to ready, or fails them if they
---     have had their attempts; fails messages that have expired.
+--     Makes messages whose leases have ended ready again, or fails them if they
+--     are out of attempts; fails messages that have expired.
 CREATE FUNCTION outbox.reap(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_reap_messages';
 
 COMMENT ON FUNCTION outbox.reap(integer) IS
-    'Returns messages whose leases have ended to ready, and fails expired ones.';
+    'Makes messages whose leases have ended ready again, and fails expired ones.';
 
 -- reap_expired(batch_limit)
---     Returns messages whose leases have ended to ready, or fails them if they
---     have had their attempts; fails messages that have expired.
+--     Makes messages whose leases have ended ready again, or fails them if they
+--     are out of attempts; fails messages that have expired.
 CREATE FUNCTION outbox.reap_expired(batch_limit integer DEFAULT NULL)
 RETURNS integer
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -207,13 +218,15 @@ AS 'MODULE_PATHNAME', 'outbox_requeue_messages';
 COMMENT ON FUNCTION outbox.requeue(bigint[]) IS
     'Puts dead messages back into the queue.';
 
--- redrive(topic, namespace, batch_limit)
---     Puts the dead messages of a topic, a namespace, or all, back into the
---     queue, the oldest first, at most batch_limit (10000) of them.
+-- redrive(topic, namespace, batch_limit, subscription)
+--     Puts the dead messages of a topic, a namespace, a subscription, or all, back
+--     into the queue, the oldest first, at most batch_limit (10000) of them. Those of
+--     a subscription that has ended stay in dead.
 CREATE FUNCTION outbox.redrive(
-    topic       text    DEFAULT NULL,
-    namespace   text    DEFAULT NULL,
-    batch_limit integer DEFAULT NULL
+    topic        text    DEFAULT NULL,
+    namespace    text    DEFAULT NULL,
+    batch_limit  integer DEFAULT NULL,
+    subscription text    DEFAULT NULL
 )
 RETURNS integer
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
@@ -226,13 +239,32 @@ BEGIN
     IF redrive.namespace IS NOT NULL THEN
         PERFORM outbox._check_name('namespace', redrive.namespace);
     END IF;
+    IF redrive.subscription IS NOT NULL THEN
+        PERFORM outbox._check_name('subscription', redrive.subscription);
+        IF NOT EXISTS (SELECT FROM outbox.subscribers s
+                        WHERE s.subscription = redrive.subscription
+                          AND s.namespace = coalesce(redrive.namespace, s.namespace)
+                          AND s.state < 2)
+        THEN
+            RAISE EXCEPTION 'subscription "%" does not exist', redrive.subscription
+                USING ERRCODE = 'undefined_object';
+        END IF;
+    END IF;
     PERFORM outbox._check_limit('batch_limit', redrive.batch_limit);
     RETURN outbox.requeue(ARRAY(
         SELECT d.id
           FROM outbox.dead d
          WHERE (redrive.namespace IS NULL OR d.namespace = redrive.namespace)
            AND (redrive.topic IS NULL OR d.topic = redrive.topic)
-           -- nor one that a dump has brought back already
+           AND (redrive.subscription IS NULL OR d.subscription = redrive.subscription)
+           -- skip those that cannot come back, so that they do not count towards the
+           -- limit
+           AND (d.published_id IS NULL
+                OR EXISTS (SELECT FROM outbox.subscribers s
+                            WHERE s.subscription = d.subscription
+                              AND s.namespace = d.namespace
+                              AND s.state < 2))
+           -- and those that a dump has restored to the queue
            AND NOT EXISTS (SELECT FROM outbox.queue q WHERE q.id = d.id)
            AND NOT EXISTS (SELECT FROM outbox.queue q WHERE q.message_id = d.message_id)
          ORDER BY d.id
@@ -241,12 +273,12 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox.redrive(text, text, integer) IS
-    'Puts dead messages of a topic or namespace back into the queue.';
+COMMENT ON FUNCTION outbox.redrive(text, text, integer, text) IS
+    'Puts dead messages of a topic, namespace or subscription back into the queue.';
 
--- The functions below do with one message what those above do with a list, and
--- have the same arguments but for id and attempt. They have names of their own
--- because an argument of unknown type, as most drivers send it, would fit both.
+-- The functions below do for one message what those above do for a list, and have the
+-- same arguments except for id and attempt. Their names are different because an
+-- argument of unknown type, as most drivers send it, would match both.
 
 -- ack_one(owner_token, id, ...)
 --     Finishes a message; see ack.
@@ -261,10 +293,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_ack_one';
 
 COMMENT ON FUNCTION outbox.ack_one(uuid, bigint, integer, boolean) IS
-    'Finishes a message; returns 1, or 0 if it was not the owner''s.';
+    'Finishes a message; returns 1, or 0 if it was not leased to the owner.';
 
 -- nack_one(owner_token, id, ...)
---     Hands a message back, to be tried again later; see nack.
+--     Returns a message for a retry; see nack.
 CREATE FUNCTION outbox.nack_one(
     owner_token  uuid,
     id           bigint,
@@ -279,10 +311,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_nack_one';
 
 COMMENT ON FUNCTION outbox.nack_one(uuid, bigint, text, interval, integer, boolean, integer) IS
-    'Hands a message back to be tried again, after the backoff or the delay.';
+    'Returns a message for a retry, after the backoff or the given delay.';
 
 -- fail_one(owner_token, id, ...)
---     Fails a message for good; see fail.
+--     Fails a message permanently; see fail.
 CREATE FUNCTION outbox.fail_one(
     owner_token uuid,
     id          bigint,
@@ -296,10 +328,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_fail_one';
 
 COMMENT ON FUNCTION outbox.fail_one(uuid, bigint, text, integer, integer, boolean) IS
-    'Fails a message for good.';
+    'Fails a message permanently.';
 
 -- renew_one(owner_token, id, ...)
---     Lets a lease last lease_seconds from now; see renew.
+--     Makes a lease last lease_seconds from now; see renew.
 CREATE FUNCTION outbox.renew_one(
     owner_token   uuid,
     id            bigint,
@@ -312,10 +344,10 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_renew_one';
 
 COMMENT ON FUNCTION outbox.renew_one(uuid, bigint, integer, integer, boolean) IS
-    'Lets a lease last longer, counted from now.';
+    'Renews a lease, counted from now.';
 
 -- release_one(owner_token, id, strict)
---     Gives a lease back; the attempt does not count. See release.
+--     Releases a lease; the attempt does not count. See release.
 CREATE FUNCTION outbox.release_one(
     owner_token uuid,
     id          bigint,
@@ -326,7 +358,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_release_one';
 
 COMMENT ON FUNCTION outbox.release_one(uuid, bigint, boolean) IS
-    'Gives a lease back without counting the attempt.';
+    'Releases a lease; the attempt does not count.';
 
 -- requeue_one(id)
 --     Puts a dead message back into the queue; see requeue.

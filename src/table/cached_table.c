@@ -2,10 +2,10 @@
  * cached_table.c
  *	  A small table that each backend keeps a copy of.
  *
- * The copy is thrown away when the table's relcache entry is invalidated,
- * which whoever changes the table sees to: so a change is in force for the
- * next call of every session once it has committed, and no call looks
- * anything up.
+ * The copy is discarded when the table's relcache entry is invalidated, and
+ * code that changes the table must cause that: so a change takes effect with
+ * the next call of every session after the commit, and calls do not need to
+ * look anything up.
  */
 #include "postgres.h"
 
@@ -18,6 +18,7 @@
 #include "table/cached_table.h"
 #include "table/table.h"
 
+/* Read the whole table into the copy. */
 static void
 read_all(OutboxCachedTable *cache)
 {
@@ -35,9 +36,9 @@ read_all(OutboxCachedTable *cache)
 	cache->begin();
 	cache->relid = cache->find();
 	rel = outbox_relation_open(cache->relid, AccessShareLock);
-	/* an invalidation that comes in from here on makes the next call reload */
+	/* an invalidation from here on makes the next call reload */
 	cache->valid = true;
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = outbox_snapshot_now();
 	slot = table_slot_create(rel, NULL);
 	scan = table_beginscan(rel, snapshot, 0, NULL);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
@@ -53,7 +54,10 @@ read_all(OutboxCachedTable *cache)
 	table_close(rel, AccessShareLock);
 }
 
-/* Make sure that the copy is there; it is good until the next invalidation. */
+/*
+ * Make sure that the copy is valid; it stays valid until the next
+ * invalidation.
+ */
 void
 outbox_cached_table_load(OutboxCachedTable *cache)
 {
@@ -65,7 +69,7 @@ outbox_cached_table_load(OutboxCachedTable *cache)
 	}
 	PG_CATCH();
 	{
-		/* half a copy would be worse than none */
+		/* an incomplete copy must not be used */
 		cache->valid = false;
 		PG_RE_THROW();
 	}
@@ -73,8 +77,9 @@ outbox_cached_table_load(OutboxCachedTable *cache)
 }
 
 /*
- * A relcache invalidation has come in for this relation, or, if it is invalid,
- * for all; or the copy must be read again for another reason.
+ * Make the copy invalid.  Called for a relcache invalidation of this relation,
+ * or of all if relid is invalid, and when the copy must be read again for
+ * another reason.
  */
 void
 outbox_cached_table_forget(OutboxCachedTable *cache, Oid relid)

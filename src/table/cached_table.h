@@ -9,13 +9,16 @@
 
 #include "executor/tuptable.h"
 
-/* Filled in by its user but for what stands behind "kept". */
+/*
+ * The caller fills in the members above "kept", and sets the others to zero.
+ */
 typedef struct OutboxCachedTable
 {
 	const char *name;			/* of the memory context */
-	Oid			(*find) (void); /* which table it is */
-	void		(*begin) (void);	/* forget what was added so far */
-	void		(*add) (TupleTableSlot *row);	/* in the copy's context */
+	Oid			(*find) (void); /* returns the OID of the table */
+	void		(*begin) (void);	/* makes the copy empty */
+	void		(*add) (TupleTableSlot *row);	/* called in the copy's
+												 * context */
 	/* kept */
 	bool		valid;
 	Oid			relid;

@@ -3,7 +3,8 @@
  *	  The relations of the extension in this database.
  *
  * They are looked up by name, and again after each relcache invalidation,
- * whatever relation it is for: so a dropped and recreated extension is found.
+ * whatever relation it is for: so an extension that was dropped and created
+ * again is found.
  */
 #include "postgres.h"
 
@@ -28,7 +29,7 @@ forget_catalog(Datum arg, Oid relid)
 	ninvalidations++;
 }
 
-/* From _PG_init. */
+/* Called by _PG_init. */
 void
 outbox_catalog_init(void)
 {
@@ -49,7 +50,7 @@ find_relation(Oid namespace, const char *name)
 	return relid;
 }
 
-/* Whose the relation is. */
+/* The owner of a relation. */
 Oid
 outbox_relation_owner(Oid relid)
 {
@@ -90,7 +91,10 @@ look_up_store(OutboxStoreKind kind, Oid namespace, const char *table,
 	store->dead_pkey = find_index(namespace, dead, "_pkey");
 }
 
-/* The relations of the extension in this database. */
+/*
+ * Get the relations of the extension in this database; an error if there is
+ * none.
+ */
 const OutboxCatalog *
 outbox_catalog(void)
 {
@@ -117,6 +121,12 @@ outbox_catalog(void)
 	catalog.dedupe = find_relation(nsp, "dedupe");
 	catalog.dedupe_pkey = find_relation(nsp, "dedupe_pkey");
 	catalog.topics = find_relation(nsp, "topics");
+	catalog.subscribers = find_relation(nsp, "subscribers");
+	catalog.publications = find_relation(nsp, "publications");
+	catalog.publications_unsorted = find_relation(nsp, "publications_unsorted");
+	catalog.expansions = find_relation(nsp, "expansions");
+	catalog.expansions_pkey = find_relation(nsp, "expansions_pkey");
+	catalog.expansions_stream = find_relation(nsp, "expansions_stream_idx");
 	catalog.joins = find_relation(nsp, "joins");
 	catalog.joins_pkey = find_relation(nsp, "joins_pkey");
 	catalog.join_members = find_relation(nsp, "join_members");
@@ -124,7 +134,7 @@ outbox_catalog(void)
 	catalog.join_waits = find_relation(nsp, "join_waits");
 	catalog.join_waits_pkey = find_relation(nsp, "join_waits_pkey");
 	catalog.join_waits_message = find_relation(nsp, "join_waits_message_idx");
-	catalog.join_doubts = find_relation(nsp, "join_doubts");
+	catalog.join_rechecks = find_relation(nsp, "join_rechecks");
 	catalog.handlers = find_relation(nsp, "handlers");
 	catalog.received = find_relation(nsp, "message_deduplication");
 	catalog.received_pkey = find_relation(nsp, "message_deduplication_pkey");
@@ -137,12 +147,12 @@ outbox_catalog(void)
 	catalog.default_route = find_relation(nsp, "default_route");
 	catalog.message = find_relation(nsp, "message");
 	catalog.owner = outbox_relation_owner(catalog.stores[OUTBOX_QUEUE].table);
-	/* what was invalidated meanwhile is looked up again the next time */
+	/* if there were invalidations in the meantime, look up again next time */
 	catalog_valid = seen == ninvalidations;
 	return &catalog;
 }
 
-/* One of the live tables. */
+/* The live table of a kind. */
 const OutboxStore *
 outbox_store(OutboxStoreKind kind)
 {

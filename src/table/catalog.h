@@ -7,7 +7,10 @@
 
 #include "postgres.h"
 
-/* The live tables, all alike, and served by the same code. */
+/*
+ * The live tables; all have the same structure, and are handled by the same
+ * code.
+ */
 typedef enum OutboxStoreKind
 {
 	OUTBOX_QUEUE,				/* messages to be delivered */
@@ -18,7 +21,7 @@ typedef enum OutboxStoreKind
 
 #define OUTBOX_NSTORES 4
 
-/* A live table, and where its rows go in the end. */
+/* A live table, its indexes, and the tables of its history. */
 typedef struct OutboxStore
 {
 	OutboxStoreKind kind;
@@ -33,7 +36,7 @@ typedef struct OutboxStore
 	Oid			dead_pkey;
 } OutboxStore;
 
-/* The relations of the extension, kept until an invalidation comes in. */
+/* The relations of the extension, cached until the next invalidation. */
 typedef struct OutboxCatalog
 {
 	Oid			namespace;
@@ -45,6 +48,12 @@ typedef struct OutboxCatalog
 	Oid			dedupe;
 	Oid			dedupe_pkey;
 	Oid			topics;
+	Oid			subscribers;
+	Oid			publications;
+	Oid			publications_unsorted;
+	Oid			expansions;
+	Oid			expansions_pkey;
+	Oid			expansions_stream;
 	Oid			joins;
 	Oid			joins_pkey;
 	Oid			join_members;
@@ -52,7 +61,7 @@ typedef struct OutboxCatalog
 	Oid			join_waits;
 	Oid			join_waits_pkey;
 	Oid			join_waits_message;
-	Oid			join_doubts;
+	Oid			join_rechecks;
 	Oid			handlers;
 	Oid			received;
 	Oid			received_pkey;

@@ -10,10 +10,10 @@
 #define OUTBOX_COLUMNS_H
 
 /*
- * A live table: outbox.queue, outbox.inbox_queue,
- * outbox.timer_queue, outbox.run_queue.  What a claim changes comes
- * first and has a fixed width, because a heap update logs what lies between
- * the common beginning and the common end of the two versions.
+ * A live table: outbox.queue, outbox.inbox_queue, outbox.timer_queue,
+ * outbox.run_queue.  The columns that a claim changes come first and have a
+ * fixed width, because a heap update logs what is between the common prefix
+ * and the common suffix of the two versions.
  */
 enum
 {
@@ -21,6 +21,7 @@ enum
 	Q_LANE,
 	Q_NEXT_ATTEMPT_AT,
 	Q_UPDATED_AT,
+	Q_LEASED_AT,
 	Q_LOCKED_UNTIL,
 	Q_OWNER_TOKEN,
 	Q_ATTEMPTS,
@@ -36,6 +37,11 @@ enum
 	Q_EXPIRES_AT,
 	Q_TENANT_ID,
 	Q_STREAM_ID,
+	Q_PUBLISHED_ID,
+	Q_PUBLISHED_AT,
+	Q_SUBSCRIBER,
+	Q_PRIORITY,
+	Q_CAUSED_BY,
 	Q_NAMESPACE,
 	Q_TOPIC,
 	Q_CORRELATION_ID,
@@ -69,8 +75,13 @@ enum
 	H_EXPIRES_AT,
 	H_TENANT_ID,
 	H_STREAM_ID,
+	H_PUBLISHED_ID,
+	H_PUBLISHED_AT,
+	H_PRIORITY,
+	H_CAUSED_BY,
 	H_NAMESPACE,
 	H_TOPIC,
+	H_SUBSCRIPTION,
 	H_CORRELATION_ID,
 	H_DEDUPE_KEY,
 	H_HEADERS,

@@ -1,22 +1,25 @@
 /*
  * keylock.c
- *	  Taking turns at something named by a hash: a dedupe key, a stream.
+ *	  Serializing access to something identified by a hash: a dedupe key, a
+ *	  stream.
  *
- * Two transactions that want the same key, or to enqueue in the same stream,
- * must come one after the other, until the first has ended.  A lock per key
- * held that long would fill the server's lock table.  Instead the first row
- * that a transaction writes is its lock, as in a unique index: the others
- * find it uncommitted and wait for its transaction.  What is left to exclude
- * is that two look at the same moment, see nothing, and both write; for that
- * a lock on one of a few hundred buckets, held while looking and writing.
+ * If two transactions want the same key, or enqueue in the same stream, the
+ * second must wait until the first has ended.  One lock per key, held that
+ * long, would fill the server's lock table.  Instead the first row that a
+ * transaction writes serves as the lock, as in a unique index: the others find
+ * it uncommitted and wait for its transaction.  It remains to prevent that two
+ * transactions check at the same moment, see nothing, and both write; for that
+ * there is a lock on one of a few hundred buckets, held while checking and
+ * writing.
  *
- * No transaction is waited for while a bucket is held, so buckets cannot take part
- * in a deadlock, and two keys in one bucket cost each other microseconds.
+ * No process waits for a transaction while it holds a bucket, so buckets
+ * cannot be part of a deadlock, and keys that share a bucket delay each other
+ * only by microseconds.
  *
- * Streams have locks of their own, not buckets.  An insertion into a stream waits,
- * in the unique index, for a transaction that has just inserted the same given
- * message_id; and a plain INSERT keeps the lock to the end of its transaction,
- * because the row is not yet there when the turn begins.
+ * Streams have locks of their own instead of buckets.  An insertion into a
+ * stream may wait, in the unique index, for a transaction that has inserted
+ * the same given message_id; and a plain INSERT holds the lock to the end of
+ * its transaction, because its row does not exist yet when the turn begins.
  */
 #include "postgres.h"
 
@@ -31,16 +34,20 @@
 
 #define TURN_BUCKETS 512
 
-/* Until the next attempt, if there is no transaction to wait for. */
+/* Delay before the next attempt, if there is no transaction to wait for. */
 #define RETRY_USECS 1000
 
 static void
 set_tag(LOCKTAG *tag, Oid relid, uint32 hash)
 {
-	/* a class that is no catalog's is nobody else's */
+	/* the class is not a catalog, so no other code uses this tag */
 	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, relid, hash % TURN_BUCKETS, 0);
 }
 
+/*
+ * Lock a key's bucket.  The caller must not wait for a transaction while it
+ * holds it.
+ */
 void
 outbox_keylock_acquire(Oid relid, uint32 hash)
 {
@@ -50,6 +57,7 @@ outbox_keylock_acquire(Oid relid, uint32 hash)
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
 }
 
+/* Unlock a key's bucket. */
 void
 outbox_keylock_release(Oid relid, uint32 hash)
 {
@@ -60,9 +68,9 @@ outbox_keylock_release(Oid relid, uint32 hash)
 }
 
 /*
- * The same on a single key.  Such locks do not share buckets, so one that is kept
- * to the end of a transaction is in nobody else's way; but each takes a place in
- * the server's lock table.
+ * The same for a lock on a single key.  Such locks are not shared between
+ * keys, so one that is held to the end of a transaction does not block others;
+ * but each takes an entry in the server's lock table.
  */
 static void
 set_long_tag(LOCKTAG *tag, Oid relid, uint64 hash)
@@ -74,6 +82,7 @@ set_long_tag(LOCKTAG *tag, Oid relid, uint64 hash)
 		tag->locktag_field3 += TURN_BUCKETS;
 }
 
+/* Lock a single key, which may be held to the end of the transaction. */
 void
 outbox_keylock_acquire_long(Oid relid, uint64 hash)
 {
@@ -83,6 +92,17 @@ outbox_keylock_acquire_long(Oid relid, uint64 hash)
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
 }
 
+/* The same without waiting; false if another process holds the lock. */
+bool
+outbox_keylock_try_long(Oid relid, uint64 hash)
+{
+	LOCKTAG		tag;
+
+	set_long_tag(&tag, relid, hash);
+	return LockAcquire(&tag, ExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL;
+}
+
+/* Unlock a single key. */
 void
 outbox_keylock_release_long(Oid relid, uint64 hash)
 {
@@ -94,8 +114,8 @@ outbox_keylock_release_long(Oid relid, uint64 hash)
 
 /*
  * Try something that only one transaction may do at a time, until the attempt
- * is decided: each attempt is made under the key's lock, and when it reports
- * an undecided transaction, that one is waited for without the lock.
+ * is decided: each attempt is made under the key's lock, and if it depends on
+ * a transaction in progress, this waits for that one without holding the lock.
  */
 void
 outbox_keylock_decide(Oid relid, uint32 hash, OutboxKeyAttempt attempt,
@@ -115,8 +135,7 @@ outbox_keylock_decide(Oid relid, uint32 hash, OutboxKeyAttempt attempt,
 		if (TransactionIdIsValid(blocker))
 			outbox_xact_wait(blocker);
 		else
-			pg_usleep(RETRY_USECS); /* several have it locked, or it has
-									 * changed */
+			pg_usleep(RETRY_USECS); /* several lockers, or it has changed */
 	}
 }
 
@@ -126,7 +145,7 @@ say_what_is_waited_for(void *arg)
 	errcontext("while waiting for transaction %u to end", *(TransactionId *) arg);
 }
 
-/* Wait for the end of a transaction whose row is before ours. */
+/* Wait for the end of a transaction on which ours depends. */
 void
 outbox_xact_wait(TransactionId xid)
 {
@@ -140,8 +159,8 @@ outbox_xact_wait(TransactionId xid)
 }
 
 /*
- * Has this transaction ended?  One that has not begun was another server's:
- * its number has come here with a dump.
+ * Has this transaction ended?  True for ids that are in the future, which are
+ * those of another server and have come with a dump.
  */
 bool
 outbox_xact_has_ended(TransactionId xid)

@@ -1,27 +1,35 @@
 /*
  * loading.c
- *	  Whether a dump is being loaded.
+ *	  Whether a dump is being loaded, or rows come by replication.
  *
- * While pg_restore or psql loads a dump, some tables are full and others still
- * empty, and the sequence of ids comes last of all.  A worker that dispatched a
- * timer or evaluated a wait then would decide on half of the truth, and take ids
- * that the dump is about to bring.  Nothing in a dump says that it begins or that
- * it is complete.  But its rows can be told from all others: they come by plain
- * SQL, into tables that nobody else writes so, or with ids of their own.
+ * While pg_restore or psql loads a dump, some tables are full and others are
+ * still empty, and the sequence of ids comes last.  A worker that dispatched a
+ * timer or evaluated a wait then would decide on incomplete data, and take ids
+ * that the dump is about to insert.  Nothing in a dump marks its beginning or
+ * its end.  But its rows can be distinguished from all others: they are
+ * inserted by plain SQL, into tables that no other code writes that way, or
+ * with given ids.
  *
- * A session that has inserted such rows keeps a shared lock until it ends, or
- * until DISCARD ALL, whatever becomes of its transactions.  pg_restore keeps each
- * of its connections to the end, so the lock is gone when all is there.  The lock
- * looks like an advisory lock, of a kind that no SQL function takes.
+ * A session that has inserted such rows holds a shared lock until it ends, or
+ * until DISCARD ALL, whether or not its transactions commit.  pg_restore keeps
+ * each of its connections to the end, so the lock is released when everything
+ * is loaded.  It is an advisory lock of a kind that no SQL function uses.
  *
- * With --disable-triggers no trigger tells of such rows, but then the triggers of
- * the table that is being loaded are disabled, for all to see.
+ * With --disable-triggers no trigger reports such rows, but then the triggers
+ * of the table that is being loaded are disabled, which all sessions can see.
+ *
+ * On a subscriber of logical replication nothing may be decided, either.  Its
+ * rows are copies of the publisher's, where workers decide, and the results
+ * are replicated.  So as long as a live table, or a table of joins, belongs to
+ * a subscription, even a disabled one, workers only create partitions, without
+ * which rows of the archive could not be applied.
  */
 #include "postgres.h"
 
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "catalog/pg_subscription_rel.h"
 #include "catalog/pg_trigger.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
@@ -43,18 +51,19 @@ set_tag(LOCKTAG *tag)
 						 LOADING_LOCK_KIND);
 }
 
-/* This session loads a dump. */
+/* Record that this session is loading a dump. */
 void
 outbox_loading_note(void)
 {
 	LOCKTAG		tag;
 
 	set_tag(&tag);
-	/* those who ask hold theirs for a moment only */
+	/* sessions that check hold their lock only for a moment */
 	if (LockAcquire(&tag, ShareLock, true, false) == LOCKACQUIRE_ALREADY_HELD)
 		LockRelease(&tag, ShareLock, true);
 }
 
+/* Does the table have a disabled trigger? */
 static bool
 has_disabled_trigger(Relation pg_trigger, Oid relid)
 {
@@ -78,29 +87,57 @@ has_disabled_trigger(Relation pg_trigger, Oid relid)
 	return result;
 }
 
+/* Does a subscription of logical replication write this table? */
 static bool
-triggers_are_disabled(void)
+has_subscription(Relation pg_subscription_rel, Oid relid)
 {
-	const OutboxCatalog *catalog = outbox_catalog();
-	Relation	pg_trigger = table_open(TriggerRelationId, AccessShareLock);
-	bool		result = has_disabled_trigger(pg_trigger, catalog->joins) ||
-	has_disabled_trigger(pg_trigger, catalog->join_members) ||
-	has_disabled_trigger(pg_trigger, catalog->join_waits) ||
-	has_disabled_trigger(pg_trigger, catalog->join_doubts);
+	ScanKeyData key;
+	SysScanDesc scan;
+	bool		result;
 
-	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES && !result; kind++)
-		result = has_disabled_trigger(pg_trigger, outbox_store(kind)->table);
-	table_close(pg_trigger, AccessShareLock);
+	ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(relid));
+	scan = systable_beginscan(pg_subscription_rel,
+							  SubscriptionRelSrrelidSrsubidIndexId, true, NULL,
+							  1, &key);
+	result = HeapTupleIsValid(systable_getnext(scan));
+	systable_endscan(scan);
 	return result;
 }
 
-/* Does another session load one?  The modes let those who ask ask together. */
+/* Is the test true for a live table, or for one of the tables of joins? */
+static bool
+of_some_table(Oid catalog_relid, bool (*test) (Relation catalog, Oid relid))
+{
+	const OutboxCatalog *catalog = outbox_catalog();
+	Relation	rel = table_open(catalog_relid, AccessShareLock);
+	bool		result = test(rel, catalog->joins) ||
+	test(rel, catalog->join_members) ||
+	test(rel, catalog->join_waits) ||
+	test(rel, catalog->join_rechecks);
+
+	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES && !result; kind++)
+		result = test(rel, outbox_store(kind)->table);
+	table_close(rel, AccessShareLock);
+	return result;
+}
+
+/* Does logical replication write tables of unfinished work? */
+bool
+outbox_loading_by_replication(void)
+{
+	return of_some_table(SubscriptionRelRelationId, has_subscription);
+}
+
+/*
+ * Is another session loading a dump?  The lock modes allow concurrent checks.
+ */
 bool
 outbox_loading_elsewhere(void)
 {
 	LOCKTAG		tag;
 
-	if (triggers_are_disabled())
+	if (of_some_table(TriggerRelationId, has_disabled_trigger))
 		return true;
 
 	set_tag(&tag);

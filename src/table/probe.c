@@ -1,7 +1,6 @@
 /*
  * probe.c
- *	  Finding rows of our tables by an index, and what their headers tell of
- *	  who has written them.
+ *	  Finding rows by an index, and the transactions that have written them.
  */
 #include "postgres.h"
 
@@ -40,6 +39,7 @@ outbox_probe_begin(OutboxProbe *probe, OutboxTable *table, Oid index)
 										 &probe->snapshot, 1);
 }
 
+/* End outbox_probe_begin. */
 void
 outbox_probe_end(OutboxProbe *probe)
 {
@@ -48,11 +48,12 @@ outbox_probe_end(OutboxProbe *probe)
 }
 
 /*
- * Find the row with this key, in its last version that is committed or our
- * own.  *blocker is set to the transaction that is changing or deleting it.
+ * Find the row with this key, in its last version that is committed or written
+ * by our transaction.  *blocker is set to the transaction in progress, if any,
+ * that is changing or deleting it.
  *
- * If there is no such row, *blocker is the transaction that has inserted one
- * and not yet committed, if any.
+ * If there is no such row, *blocker is set to the transaction in progress, if
+ * any, that has inserted one.
  */
 bool
 outbox_probe(OutboxProbe *probe, Datum key, TupleTableSlot *slot,
@@ -85,14 +86,16 @@ outbox_probe(OutboxProbe *probe, Datum key, TupleTableSlot *slot,
 			return false;
 
 		/*
-		 * Seeing only the new version of a row means that its transaction
-		 * ended while we looked: look again.
+		 * If only the new version of a row was seen, its transaction has
+		 * ended during the search: search again.
 		 */
 		CHECK_FOR_INTERRUPTS();
 	}
 }
 
-/* Look up a single row: outbox_probe() between a begin and an end. */
+/*
+ * Look up a single row: outbox_probe_begin, outbox_probe and outbox_probe_end.
+ */
 bool
 outbox_find_row(OutboxTable *table, Oid index, Datum key,
 				TupleTableSlot *slot, TransactionId *blocker)
@@ -106,7 +109,7 @@ outbox_find_row(OutboxTable *table, Oid index, Datum key,
 	return found;
 }
 
-/* Prepare to read all rows with this key, the index not being unique. */
+/* Prepare to read all rows with this key, of an index that is not unique. */
 void
 outbox_probe_seek(OutboxProbe *probe, Datum key)
 {
@@ -115,8 +118,9 @@ outbox_probe_seek(OutboxProbe *probe, Datum key)
 }
 
 /*
- * Read the next one; false if there is none.  *writer is the transaction in
- * progress that has inserted it, or is changing or deleting it.
+ * Read the next row; false if there is none.  *writer is set to the
+ * transaction in progress, if any, that has inserted it, or is changing or
+ * deleting it.
  */
 bool
 outbox_probe_next(OutboxProbe *probe, TupleTableSlot *slot,
@@ -129,8 +133,8 @@ outbox_probe_next(OutboxProbe *probe, TupleTableSlot *slot,
 }
 
 /*
- * The transaction in progress, not ours, that has inserted or is changing
- * the row just read with this dirty snapshot.
+ * The transaction in progress, other than ours, that has inserted or is
+ * changing the row just read with this dirty snapshot.
  */
 TransactionId
 outbox_row_writer(const SnapshotData *snapshot)
@@ -145,7 +149,7 @@ row_header(TupleTableSlot *slot)
 	return ((BufferHeapTupleTableSlot *) slot)->base.tuple->t_data;
 }
 
-/* Was this version of the row written by our own transaction, and which? */
+/* Was this version of the row written by our transaction?  Sets *xid if so. */
 bool
 outbox_row_is_own(TupleTableSlot *slot, TransactionId *xid)
 {
@@ -164,7 +168,7 @@ outbox_row_is_update(TupleTableSlot *slot)
 	return (row_header(slot)->t_infomask & HEAP_UPDATED) != 0;
 }
 
-/* Has our own transaction replaced or deleted this version of the row? */
+/* Has our transaction updated or deleted this version of the row? */
 bool
 outbox_row_is_outdated(TupleTableSlot *slot)
 {
@@ -175,7 +179,7 @@ outbox_row_is_outdated(TupleTableSlot *slot)
 		TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(header));
 }
 
-/* A member of a multixact that keeps others from updating the row. */
+/* A member of a multixact whose lock conflicts with an update. */
 static TransactionId
 locking_member(MultiXactId multi, bool lock_only)
 {
@@ -196,8 +200,8 @@ locking_member(MultiXactId multi, bool lock_only)
 }
 
 /*
- * The transaction in progress, not ours, that keeps others from claiming the row
- * just read: it has locked it, or is changing or deleting it.
+ * The transaction in progress, other than ours, whose lock prevents claims of
+ * the row just read: it has locked it, or is changing or deleting it.
  */
 TransactionId
 outbox_row_locker(TupleTableSlot *slot)

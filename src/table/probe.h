@@ -1,6 +1,6 @@
 /*
  * probe.h
- *	  Finding rows of our tables by an index.
+ *	  Finding rows by an index.
  */
 #ifndef OUTBOX_PROBE_H
 #define OUTBOX_PROBE_H
@@ -14,7 +14,7 @@
 
 #include "table/table.h"
 
-/* A search for one row by a unique index, seeing what is uncommitted. */
+/* A search by an index with a dirty snapshot. */
 typedef struct OutboxProbe
 {
 	Relation	index;

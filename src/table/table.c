@@ -1,24 +1,22 @@
 /*
  * table.c
- *	  The extension's own tables: which they are, and how their rows are
- *	  written.
+ *	  Opening the extension's tables, and writing their rows.
  *
  * A row is written in one of two ways.
  *
- * Directly: through the table and index access methods, as the executor
- * would, but without a plan, an executor state or a lookup of what the last
- * call has looked up already.  Nobody checks privileges then: the right to
- * call the function is the right to do what it does.  The direct way is taken
- * when the table is as the install script made it (table_check.c).
+ * Directly: through the table and index access methods, as the executor would,
+ * but without a plan, an executor state or repeated catalog lookups.  No
+ * privileges are checked then: EXECUTE on the function is enough.  This is
+ * done if the table is as the install script made it (table_check.c).
  *
- * By SQL (table_sql.c): when triggers, constraints, columns, expression indexes
+ * By SQL (table_sql.c): if triggers, constraints, columns, expression indexes
  * or row level security were added to the table, so that all of these work as
- * anywhere else.  On a live table the statement runs as the calling role, which
- * then needs the rights on the table, and whose policies apply.  On all other
- * tables, which callers know nothing of, it runs as the owner of the table.
+ * on any table.  On a live table the statement runs as the calling role, which
+ * then needs privileges on the table, and whose policies apply.  On all other
+ * tables, which are internal, it runs as the owner of the table.
  *
- * Which it is, is kept with what else is known of the table (table_info.c), so
- * that opening one looks nothing up.
+ * The decision is cached with other information about the table
+ * (table_info.c), so that opening a table needs no lookups.
  */
 #include "postgres.h"
 
@@ -43,16 +41,16 @@
 #include "table/table_sql.h"
 #include "util/guc.h"
 
-static uint64 xact_count = 0;	/* transactions of this backend so far */
+static uint64 xact_count = 0;	/* number of transactions of this backend */
 
-/* From _PG_init. */
+/* Called by _PG_init. */
 void
 outbox_table_init(void)
 {
 	outbox_table_info_init();
 }
 
-/* From the end of each transaction. */
+/* Called at the end of each transaction. */
 void
 outbox_table_xact_end(void)
 {
@@ -60,7 +58,10 @@ outbox_table_xact_end(void)
 	xact_count++;
 }
 
-/* Somebody may drop the extension while we wait for the lock. */
+/*
+ * Open and lock a relation.  The extension may be dropped while we wait for
+ * the lock, which is an error.
+ */
 Relation
 outbox_relation_open(Oid relid, LOCKMODE lockmode)
 {
@@ -69,11 +70,25 @@ outbox_relation_open(Oid relid, LOCKMODE lockmode)
 	if (rel == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("extension \"outbox\" was dropped meanwhile")));
+				 errmsg("extension \"outbox\" was dropped concurrently")));
 	return rel;
 }
 
-/* The table must have the columns that C knows by number. */
+/*
+ * A registered snapshot of what is committed now, which the caller must
+ * unregister.  This does not use GetLatestSnapshot, because that allocates two
+ * arrays at its first call, and if memory suffices only for one of them, the
+ * next call writes to the other, through a NULL pointer.  The arrays of the
+ * catalog snapshot always exist when code of the extension runs.
+ */
+Snapshot
+outbox_snapshot_now(void)
+{
+	InvalidateCatalogSnapshot();
+	return RegisterSnapshot(GetCatalogSnapshot(InvalidOid));
+}
+
+/* Raise an error if the table lacks columns that C knows by number. */
 static void
 require_columns(Relation rel, const OutboxTableInfo *info, int natts)
 {
@@ -86,15 +101,16 @@ require_columns(Relation rel, const OutboxTableInfo *info, int natts)
 	if (info->broken != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"%s\" is not as the extension \"outbox\" made it",
+				 errmsg("table \"%s\" does not have the columns that extension \"outbox\" requires",
 						RelationGetRelationName(rel)),
-				 errdetail("Of its columns, %s.", info->broken),
+				 errdetail("The table was changed: %s.", info->broken),
 				 errhint("Undo the change, or run ALTER EXTENSION outbox UPDATE.")));
 }
 
 /*
- * May this table be written directly?  Policies of a live table may apply to the
- * calling role.  For a partition, what was added to its parent counts as well.
+ * May this table be written directly?  Policies of a live table may apply to
+ * the calling role.  For a partition, what was added to the parent counts as
+ * well.
  */
 static bool
 may_write_directly(const OutboxTable *table)
@@ -110,7 +126,10 @@ may_write_directly(const OutboxTable *table)
 		check_enable_rls(RelationGetRelid(rel), InvalidOid, true) != RLS_ENABLED;
 }
 
-/* Open a table for writing; by SQL it is written as this role, or the caller. */
+/*
+ * Open a table for writing; if by SQL, as this role, or as the caller if
+ * invalid.
+ */
 static void
 open_table(OutboxTable *table, Relation rel, int natts, Oid parent, Oid as_role)
 {
@@ -132,16 +151,20 @@ open_table(OutboxTable *table, Relation rel, int natts, Oid parent, Oid as_role)
 	table->batch = NULL;
 	if (table->direct && info->nindexes > 0)
 	{
-		table->indexes = palloc_array(Relation, info->nindexes);
+		/* partial ones when they are needed: most rows are in none of them */
+		table->indexes = palloc0_array(Relation, info->nindexes);
 		for (int i = 0; i < info->nindexes; i++)
-			table->indexes[i] = index_open(info->index_oids[i],
-										   RowExclusiveLock);
+		{
+			if (info->partial_on[i] == InvalidAttrNumber)
+				table->indexes[i] = index_open(info->index_oids[i],
+											   RowExclusiveLock);
+		}
 	}
 }
 
 /*
- * Open a table for writing that is no live table.  natts is how many columns it
- * has if it is as the install script made it.
+ * Open a table other than a live table for writing.  natts is the number of
+ * columns that the install script gives it.
  */
 void
 outbox_table_open(OutboxTable *table, Oid relid, int natts)
@@ -152,8 +175,9 @@ outbox_table_open(OutboxTable *table, Oid relid, int natts)
 }
 
 /*
- * Open a partition for inserting rows that belong there.  By SQL they are
- * inserted into the parent, so that its triggers, rules and policies apply.
+ * Open a partition for inserting rows that belong there.  If written by SQL,
+ * they are inserted into the parent, so that its triggers, rules and policies
+ * apply.
  */
 void
 outbox_partition_open(OutboxTable *table, Oid relid, Oid parent, int natts)
@@ -180,8 +204,8 @@ outbox_store_open(OutboxTable *table, const OutboxStore *store)
 }
 
 /*
- * The triggers of a table that is open for writing, NULL if it has none; and of
- * each whether it is the extension's.
+ * The triggers of a table that is open for writing, NULL if it has none;
+ * *is_ours is an array that says which of them belong to the extension.
  */
 const TriggerDesc *
 outbox_table_triggers(const OutboxTable *table, const bool **is_ours)
@@ -190,7 +214,7 @@ outbox_table_triggers(const OutboxTable *table, const bool **is_ours)
 	return table->info->triggers;
 }
 
-/* Open a table only to read it. */
+/* Open a table for reading only. */
 void
 outbox_table_open_to_read(OutboxTable *table, Oid relid)
 {
@@ -198,26 +222,37 @@ outbox_table_open_to_read(OutboxTable *table, Oid relid)
 	table->rel = outbox_relation_open(relid, AccessShareLock);
 }
 
-/* The locks stay until the end of the transaction, as they should. */
+/* Close those of the indexes that are open, and release this lock on them. */
+static void
+close_indexes(OutboxTable *table, LOCKMODE lockmode)
+{
+	for (int i = 0; table->indexes != NULL && i < table->info->nindexes; i++)
+	{
+		if (table->indexes[i] != NULL)
+			index_close(table->indexes[i], lockmode);
+	}
+}
+
+/*
+ * Close a table.  Locks are held until the end of the transaction, as usual.
+ */
 void
 outbox_table_close(OutboxTable *table)
 {
-	for (int i = 0; table->indexes != NULL && i < table->info->nindexes; i++)
-		index_close(table->indexes[i], NoLock);
+	close_indexes(table, NoLock);
 	if (table->info != NULL && table->info->batch_user == table)
 		table->info->batch_user = NULL;
 	table_close(table->rel, NoLock);
 }
 
 /*
- * Close a table that was opened for writing and has not been written: it need not
- * stay locked.
+ * Close a table that was opened for writing and has not been written, and
+ * release its lock.
  */
 void
 outbox_table_close_unchanged(OutboxTable *table)
 {
-	for (int i = 0; table->indexes != NULL && i < table->info->nindexes; i++)
-		index_close(table->indexes[i], RowExclusiveLock);
+	close_indexes(table, RowExclusiveLock);
 	if (table->info->batch_user == table)
 		table->info->batch_user = NULL;
 	table_close(table->rel, RowExclusiveLock);
@@ -230,7 +265,7 @@ outbox_table_slot(OutboxTable *table)
 	return table_slot_create(table->rel, NULL);
 }
 
-/* A slot to make a row in; all null to begin with. */
+/* A slot to make a row in, in which all columns are null. */
 TupleTableSlot *
 outbox_table_new_row(OutboxTable *table)
 {
@@ -241,10 +276,11 @@ outbox_table_new_row(OutboxTable *table)
 }
 
 /*
- * The i'th of OUTBOX_BATCH_ROWS slots for outbox_table_multi_insert, to store
- * a heap tuple in.  They outlive the call: making a hundred slots for every
- * batch would cost more than filling them.  Where somebody's trigger calls us
- * while a batch is being filled, each has its own.
+ * The i'th of OUTBOX_MULTI_INSERT_ROWS slots for outbox_table_multi_insert, to store
+ * a heap tuple in.  They are cached across calls, because making a hundred
+ * slots for every batch would cost more than filling them.  If a user's
+ * trigger calls the extension while a batch is being filled, the inner call
+ * gets slots of its own.
  */
 TupleTableSlot *
 outbox_table_batch_row(OutboxTable *table, int i)
@@ -253,7 +289,7 @@ outbox_table_batch_row(OutboxTable *table, int i)
 	TupleTableSlot **batch;
 	MemoryContext context;
 
-	Assert(i >= 0 && i < OUTBOX_BATCH_ROWS);
+	Assert(i >= 0 && i < OUTBOX_MULTI_INSERT_ROWS);
 	if (table->batch == NULL &&
 		(info->batch_user == NULL || info->batch_user == table ||
 		 info->batch_xact != xact_count))
@@ -275,7 +311,7 @@ outbox_table_batch_row(OutboxTable *table, int i)
 	{
 		MemoryContext old = MemoryContextSwitchTo(info->context);
 
-		/* a copy, because a reference to the relcache's ends with us */
+		/* a copy, because the slots outlive references to the relcache */
 		if (info->desc == NULL)
 			info->desc = CreateTupleDescCopyConstr(RelationGetDescr(table->rel));
 		MemoryContextSwitchTo(context);
@@ -287,7 +323,8 @@ outbox_table_batch_row(OutboxTable *table, int i)
 
 /*
  * Make "row" a copy of "old", to be changed and written as its next version.
- * Values passed by reference stay where they are, in old's tuple.
+ * Values passed by reference are not copied; they point into the tuple of
+ * "old".
  */
 void
 outbox_new_row_from(TupleTableSlot *row, TupleTableSlot *old)
@@ -306,8 +343,8 @@ outbox_new_row_from(TupleTableSlot *row, TupleTableSlot *old)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Enter a row into the indexes.  For an update, "old" is the version before,
- * from which the values that have not changed were copied.
+ * Insert index entries for a row.  For an update, "old" is the previous
+ * version, from which unchanged values were copied.
  */
 static void
 insert_index_entries(OutboxTable *table, TupleTableSlot *row,
@@ -325,6 +362,8 @@ insert_index_entries(OutboxTable *table, TupleTableSlot *row,
 
 		if (partial_on != InvalidAttrNumber && slot_attisnull(row, partial_on))
 			continue;
+		if (table->indexes[i] == NULL)
+			table->indexes[i] = index_open(info->index_oids[i], RowExclusiveLock);
 		for (int k = 0; k < index_info->ii_NumIndexAttrs; k++)
 		{
 			AttrNumber	attnum = index_info->ii_IndexAttrNumbers[k];
@@ -341,7 +380,7 @@ insert_index_entries(OutboxTable *table, TupleTableSlot *row,
 	}
 }
 
-/* Insert a row; its tts_tid is set. */
+/* Insert a row; sets its tts_tid. */
 void
 outbox_table_insert(OutboxTable *table, TupleTableSlot *row)
 {
@@ -354,10 +393,11 @@ outbox_table_insert(OutboxTable *table, TupleTableSlot *row)
 	insert_index_entries(table, row, NULL);
 }
 
+/* Insert rows that are in slots of outbox_table_batch_row. */
 void
 outbox_table_multi_insert(OutboxTable *table, TupleTableSlot **rows, int nrows)
 {
-	Assert(nrows >= 0 && nrows <= OUTBOX_BATCH_ROWS);
+	Assert(nrows >= 0 && nrows <= OUTBOX_MULTI_INSERT_ROWS);
 	if (nrows == 0)
 		return;
 	if (!table->direct || nrows == 1)
@@ -373,8 +413,8 @@ outbox_table_multi_insert(OutboxTable *table, TupleTableSlot **rows, int nrows)
 }
 
 /*
- * Who keeps us from changing this row?  A group of lockers has no single
- * transaction to wait for: then nobody in particular.
+ * The transaction that prevents a change of this row.  Invalid if there are
+ * several lockers, because then there is no single transaction to wait for.
  */
 static TransactionId
 blocker_of(TupleTableSlot *old, const TM_FailureData *failure)
@@ -387,6 +427,10 @@ blocker_of(TupleTableSlot *old, const TM_FailureData *failure)
 	return failure->xmax;
 }
 
+/*
+ * Convert the result of a table access method; sets *blocker if the row is
+ * locked.
+ */
 static OutboxRowResult
 row_result(TM_Result result, TupleTableSlot *old,
 		   const TM_FailureData *failure, TransactionId *blocker)
@@ -420,7 +464,7 @@ server_asserts(void)
 	return asserts > 0;
 }
 
-/* Lock a row that is to be changed, unless another transaction has it. */
+/* Lock a row before changing it, unless another transaction has locked it. */
 static TM_Result
 lock_row(OutboxTable *table, TupleTableSlot *old, LockTupleMode mode,
 		 TM_FailureData *failure)
@@ -439,7 +483,7 @@ lock_row(OutboxTable *table, TupleTableSlot *old, LockTupleMode mode,
 /*
  * Has this row only been locked?  Then the lock may be our own, or one that
  * does not conflict (FOR KEY SHARE with an update), which heap_update() and
- * heap_delete() do not look into unless they may wait.
+ * heap_delete() check only if they may wait.
  */
 static bool
 is_only_locked(TupleTableSlot *old)
@@ -451,8 +495,8 @@ is_only_locked(TupleTableSlot *old)
 
 /*
  * Does this row seem to be locked?  Then it must be locked first, because
- * heap_update() and heap_delete() give the transaction an id even if they do
- * nothing, and heap_lock_tuple() does not.  A claim that waits must not have one.
+ * heap_update() and heap_delete() assign a transaction id even if they do
+ * nothing, and heap_lock_tuple() does not.  A waiting claim must not have one.
  */
 static bool
 seems_locked(TupleTableSlot *old)
@@ -466,9 +510,9 @@ seems_locked(TupleTableSlot *old)
 /*
  * Update a row without waiting for another transaction.
  *
- * heap_update() does that, and answers TM_BeingModified.  But in a server
- * built with assertions it insists that no caller wants it, so there the row
- * is locked first, which costs a WAL record more.
+ * heap_update() supports that, and returns TM_BeingModified.  But in a server
+ * built with assertions it asserts that no caller does so, so there the row is
+ * locked first, which costs one more WAL record.
  */
 static TM_Result
 update_without_wait(OutboxTable *table, TupleTableSlot *old,
@@ -490,7 +534,7 @@ update_without_wait(OutboxTable *table, TupleTableSlot *old,
 	result = lock_row(table, old, LockTupleNoKeyExclusive, failure);
 	if (result != TM_Ok)
 		return result;
-	/* the lock is ours, so there is nothing left to wait for */
+	/* we hold the lock, so this does not wait */
 	return table_tuple_update(table->rel, &old->tts_tid, row, cid,
 							  InvalidSnapshot, InvalidSnapshot, true,
 							  failure, &lockmode, update_indexes);
@@ -498,8 +542,8 @@ update_without_wait(OutboxTable *table, TupleTableSlot *old,
 
 /*
  * Replace the row read into "old" by "row", made with outbox_new_row_from.
- * Without "wait" a lock of somebody else is an answer, and *blocker tells
- * whose it is.
+ * Without "wait", returns OUTBOX_ROW_LOCKED if another transaction has locked
+ * the row, and sets *blocker to it.
  */
 OutboxRowResult
 outbox_table_update(OutboxTable *table, TupleTableSlot *old,
@@ -525,7 +569,10 @@ outbox_table_update(OutboxTable *table, TupleTableSlot *old,
 	return row_result(result, old, &failure, blocker);
 }
 
-/* Delete a row, or answer TM_BeingModified if another transaction has it. */
+/*
+ * Delete a row, or return TM_BeingModified if another transaction has locked
+ * it.
+ */
 static TM_Result
 delete_without_wait(OutboxTable *table, TupleTableSlot *old,
 					TM_FailureData *failure)
@@ -549,7 +596,7 @@ delete_without_wait(OutboxTable *table, TupleTableSlot *old,
 							  failure, false);
 }
 
-/* Delete the row read into "old". */
+/* Delete the row read into "old"; as outbox_table_update. */
 OutboxRowResult
 outbox_table_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
 					TransactionId *blocker)

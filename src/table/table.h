@@ -11,13 +11,14 @@
 #include "storage/lockdefs.h"
 #include "utils/relcache.h"
 #include "utils/reltrigger.h"
+#include "utils/snapshot.h"
 
 #include "table/catalog.h"
 
-/* Rows are inserted in batches of at most this many. */
-#define OUTBOX_BATCH_ROWS 64
+/* Maximum number of rows in a batch that is inserted at once. */
+#define OUTBOX_MULTI_INSERT_ROWS 64
 
-/* What is known of a table: table_info.h. */
+/* Cached information about a table: table_info.h. */
 typedef struct OutboxTableInfo OutboxTableInfo;
 
 /* A table opened for writing; close it before the end of the call. */
@@ -25,23 +26,25 @@ typedef struct OutboxTable
 {
 	Relation	rel;
 	const OutboxStore *store;	/* if it is a live table */
-	int			natts;			/* how many columns are ours */
-	int			nkeys;			/* how many of the first make the key */
+	int			natts;			/* number of columns that we write */
+	int			nkeys;			/* number of columns of the key, the first
+								 * ones */
 	Oid			parent;			/* of a partition, else invalid */
-	Oid			as_role;		/* who writes it by SQL; invalid: the caller */
+	Oid			as_role;		/* role that writes it by SQL; invalid: the
+								 * caller */
 	OutboxTableInfo *info;
 	Relation   *indexes;
 	bool		direct;			/* may be written without the executor */
 	MemoryContext context;		/* in which it was opened */
-	TupleTableSlot **batch;		/* our own, if those of info are in use */
+	TupleTableSlot **batch;		/* slots, if those of info are in use */
 } OutboxTable;
 
 typedef enum OutboxRowResult
 {
 	OUTBOX_ROW_OK,
-	OUTBOX_ROW_LOCKED,			/* by somebody, and we were not to wait */
+	OUTBOX_ROW_LOCKED,			/* by another transaction, without waiting */
 	OUTBOX_ROW_GONE,			/* changed or deleted since it was read */
-	OUTBOX_ROW_REFUSED			/* somebody's trigger would not have it */
+	OUTBOX_ROW_REFUSED			/* by a user's trigger or policy */
 } OutboxRowResult;
 
 extern void outbox_table_init(void);
@@ -52,6 +55,7 @@ extern const TriggerDesc *outbox_table_triggers(const OutboxTable *table,
 extern char *outbox_table_explain(Relation rel);
 extern bool outbox_table_is_watched(Oid relid, uint64 *life);
 extern Relation outbox_relation_open(Oid relid, LOCKMODE lockmode);
+extern Snapshot outbox_snapshot_now(void);
 extern void outbox_store_open(OutboxTable *table, const OutboxStore *store);
 extern void outbox_table_open(OutboxTable *table, Oid relid, int natts);
 extern void outbox_partition_open(OutboxTable *table, Oid relid, Oid parent,

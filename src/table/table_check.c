@@ -1,17 +1,17 @@
 /*
  * table_check.c
- *	  Is a table as the install script made it?
+ *	  Checking whether a table is as the install script made it.
  *
  * Rows are written directly only if it is: then the executor would do nothing
- * that table.c does not do.  Whatever was added makes the functions here return
- * a sentence that says what it is, for outbox.status().
+ * that table.c does not do.  If anything was added, the functions here return
+ * a description of it, for outbox.status().
  *
- * What belongs to the extension is never recognised by a name that users can
+ * Objects of the extension are never recognized by a name that users can
  * choose.  A trigger is the extension's if its function is a member of the
  * extension; a foreign key, if both of its tables are tables of joins.  Neither
  * constraints nor columns can be members, so those of the install script are
- * listed here: a check constraint is the extension's if it has the name and the
- * expression that are written here.  Any other one has been added.
+ * listed here: a check constraint belongs to the extension if it has the name
+ * and the expression of this list.  Any other one has been added.
  */
 #include "postgres.h"
 
@@ -19,10 +19,12 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "catalog/dependency.h"
+#include "catalog/partition.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_proc.h"
+#include "catalog/pg_publication.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
@@ -41,12 +43,15 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
+#include "compat.h"
 #include "outbox.h"
 #include "table/catalog.h"
 #include "table/columns.h"
 #include "table/table_check.h"
 
-/* What plain SQL can do to a live table that shared memory must know of. */
+/*
+ * Changes of a live table by plain SQL that must be reported to shared memory.
+ */
 #define WATCHED_EVENTS (TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | \
 						TRIGGER_TYPE_DELETE | TRIGGER_TYPE_TRUNCATE)
 
@@ -79,6 +84,7 @@ static const ColumnShape live_columns[Q_NATTS] = {
 	[Q_LANE - 1] = {INT8OID, true},
 	[Q_NEXT_ATTEMPT_AT - 1] = {TIMESTAMPTZOID, true},
 	[Q_UPDATED_AT - 1] = {TIMESTAMPTZOID, true},
+	[Q_LEASED_AT - 1] = {TIMESTAMPTZOID, false},
 	[Q_LOCKED_UNTIL - 1] = {TIMESTAMPTZOID, false},
 	[Q_OWNER_TOKEN - 1] = {UUIDOID, false},
 	[Q_ATTEMPTS - 1] = {INT4OID, true},
@@ -94,6 +100,11 @@ static const ColumnShape live_columns[Q_NATTS] = {
 	[Q_EXPIRES_AT - 1] = {TIMESTAMPTZOID, false},
 	[Q_TENANT_ID - 1] = {UUIDOID, false},
 	[Q_STREAM_ID - 1] = {UUIDOID, false},
+	[Q_PUBLISHED_ID - 1] = {UUIDOID, false},
+	[Q_PUBLISHED_AT - 1] = {TIMESTAMPTZOID, false},
+	[Q_SUBSCRIBER - 1] = {INT4OID, false},
+	[Q_PRIORITY - 1] = {INT2OID, false},
+	[Q_CAUSED_BY - 1] = {UUIDOID, false},
 	[Q_NAMESPACE - 1] = {TEXTOID, true},
 	[Q_TOPIC - 1] = {TEXTOID, true},
 	[Q_CORRELATION_ID - 1] = {TEXTOID, false},
@@ -135,8 +146,13 @@ static const ColumnShape history_columns[H_NATTS] = {
 	[H_EXPIRES_AT - 1] = {TIMESTAMPTZOID, false},
 	[H_TENANT_ID - 1] = {UUIDOID, false},
 	[H_STREAM_ID - 1] = {UUIDOID, false},
+	[H_PUBLISHED_ID - 1] = {UUIDOID, false},
+	[H_PUBLISHED_AT - 1] = {TIMESTAMPTZOID, false},
+	[H_PRIORITY - 1] = {INT2OID, false},
+	[H_CAUSED_BY - 1] = {UUIDOID, false},
 	[H_NAMESPACE - 1] = {TEXTOID, true},
 	[H_TOPIC - 1] = {TEXTOID, true},
+	[H_SUBSCRIPTION - 1] = {TEXTOID, false},
 	[H_CORRELATION_ID - 1] = {TEXTOID, false},
 	[H_DEDUPE_KEY - 1] = {TEXTOID, false},
 	[H_HEADERS - 1] = {JSONBOID, false},
@@ -145,8 +161,21 @@ static const ColumnShape history_columns[H_NATTS] = {
 	[H_PAYLOAD - 1] = {TEXTOID, true},
 };
 
+static const ColumnShape publications_columns[] = {
+	{DATEOID, true}, {INT8OID, true}, {TIMESTAMPTZOID, true}, {UUIDOID, true},
+	{XID8OID, true}, {BOOLOID, true}, {BOOLOID, true}, {INT2OID, false},
+	{TIMESTAMPTZOID, false}, {TIMESTAMPTZOID, false}, {UUIDOID, false}, {UUIDOID, false}, {TEXTOID, true},
+	{TEXTOID, true}, {TEXTOID, false}, {TEXTOID, false}, {INT4ARRAYOID, true},
+	{JSONBOID, false}, {TEXTOID, true}
+};
+
+static const ColumnShape expansions_columns[] = {
+	{INT8OID, true}, {TIMESTAMPTZOID, true}, {UUIDOID, true}, {UUIDOID, false},
+	{INT4ARRAYOID, true}
+};
+
 static const ColumnShape dedupe_columns[] = {
-	{UUIDOID, true}, {UUIDOID, true}
+	{UUIDOID, true}, {UUIDOID, true}, {TIMESTAMPTZOID, false}
 };
 
 static const ColumnShape received_columns[] = {
@@ -195,15 +224,16 @@ static const ColumnShape waits_columns[] = {
 	{UUIDOID, true}, {UUIDOID, true}
 };
 
-static const ColumnShape doubts_columns[] = {
+static const ColumnShape rechecks_columns[] = {
 	{INT8OID, true}, {XIDOID, true}, {UUIDOID, false}, {UUIDOID, false},
 	{INT2OID, false}, {TIMESTAMPTZOID, false}
 };
 
 static const ColumnShape handlers_columns[] = {
-	{TEXTOID, true}, {TEXTOID, true}, {TEXTOID, true}, {NAMEOID, true},
-	{INT4OID, true}, {INT4OID, true}, {INT4OID, false}, {NAMEOID, true},
-	{OIDOID, true}, {OIDOID, true}, {OIDOID, true}, {TEXTOID, true}
+	{TEXTOID, true}, {TEXTOID, true}, {TEXTOID, true}, {TEXTOID, true},
+	{NAMEOID, true}, {INT4OID, true}, {INT4OID, true}, {INT4OID, false},
+	{NAMEOID, true}, {OIDOID, true}, {OIDOID, true}, {OIDOID, true},
+	{TEXTOID, true}
 };
 
 static const CheckShape handlers_checks[] = {
@@ -211,6 +241,7 @@ static const CheckShape handlers_checks[] = {
 		"outbox_handlers_names",
 		"char_length(namespace) BETWEEN 1 AND 255"
 		" AND char_length(topic) BETWEEN 1 AND 255"
+		" AND char_length(subscription) <= 255"
 	},
 	{
 		"outbox_handlers_limits",
@@ -229,12 +260,14 @@ static const ColumnShape instances_columns[] = {
 
 static const TableShape live_shape = CHECKED_SHAPE(live_columns, live_checks);
 static const TableShape history_shape = SHAPE(history_columns);
+static const TableShape publications_shape = SHAPE(publications_columns);
+static const TableShape expansions_shape = SHAPE(expansions_columns);
 static const TableShape dedupe_shape = SHAPE(dedupe_columns);
 static const TableShape received_shape = SHAPE(received_columns);
 static const TableShape joins_shape = CHECKED_SHAPE(joins_columns, joins_checks);
 static const TableShape members_shape = CHECKED_SHAPE(members_columns, members_checks);
 static const TableShape waits_shape = SHAPE(waits_columns);
-static const TableShape doubts_shape = SHAPE(doubts_columns);
+static const TableShape rechecks_shape = SHAPE(rechecks_columns);
 static const TableShape handlers_shape = CHECKED_SHAPE(handlers_columns, handlers_checks);
 static const TableShape instances_shape = SHAPE(instances_columns);
 
@@ -250,7 +283,7 @@ outbox_table_is_live(Oid relid)
 	return false;
 }
 
-/* What a table looked like when it was made. */
+/* The structure that the install script gives a table. */
 static const TableShape *
 shape_of(Relation rel)
 {
@@ -259,6 +292,12 @@ shape_of(Relation rel)
 
 	if (outbox_table_is_live(relid))
 		return &live_shape;
+	if (relid == catalog->publications ||
+		(rel->rd_rel->relispartition &&
+		 get_partition_parent(relid, true) == catalog->publications))
+		return &publications_shape;
+	if (relid == catalog->expansions)
+		return &expansions_shape;
 	if (relid == catalog->dedupe)
 		return &dedupe_shape;
 	if (relid == catalog->received)
@@ -269,17 +308,19 @@ shape_of(Relation rel)
 		return &members_shape;
 	if (relid == catalog->join_waits)
 		return &waits_shape;
-	if (relid == catalog->join_doubts)
-		return &doubts_shape;
+	if (relid == catalog->join_rechecks)
+		return &rechecks_shape;
 	if (relid == catalog->handlers)
 		return &handlers_shape;
 	if (relid == catalog->instances)
 		return &instances_shape;
-	/* archive and dead, their like, and partitions of the archive */
+	/* tables of history, and partitions of the archive */
 	return &history_shape;
 }
 
-/* The tables that C writes, the archive before its partitions. */
+/*
+ * The tables that C writes; partitioned tables come before their partitions.
+ */
 List *
 outbox_written_tables(void)
 {
@@ -297,9 +338,13 @@ outbox_written_tables(void)
 	tables = lappend_oid(tables, catalog->joins);
 	tables = lappend_oid(tables, catalog->join_members);
 	tables = lappend_oid(tables, catalog->join_waits);
-	tables = lappend_oid(tables, catalog->join_doubts);
+	tables = lappend_oid(tables, catalog->join_rechecks);
 	tables = lappend_oid(tables, catalog->handlers);
 	tables = lappend_oid(tables, catalog->instances);
+	tables = lappend_oid(tables, catalog->expansions);
+	tables = lappend_oid(tables, catalog->publications);
+	tables = list_concat(tables, find_inheritance_children(catalog->publications,
+														   AccessShareLock));
 	return list_concat(tables,
 					   find_inheritance_children(catalog->stores[OUTBOX_QUEUE].done,
 												 AccessShareLock));
@@ -310,8 +355,9 @@ outbox_written_tables(void)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Does the table have the columns that C knows by number, with the types that C
- * takes them for?  If not, it can be neither read nor written.
+ * Does the table have the columns that C knows by number, with the types that
+ * C assumes?  If not, it can be neither read nor written.  Returns the
+ * difference, or NULL.
  */
 char *
 outbox_columns_why_not(Relation rel)
@@ -338,7 +384,10 @@ outbox_columns_why_not(Relation rel)
 	return NULL;
 }
 
-/* What was done to the columns that the table was made with, or added to them? */
+/*
+ * Returns what was added to the columns, or changed in them; NULL if nothing
+ * was.
+ */
 static char *
 columns_added(Relation rel, const TableShape *shape)
 {
@@ -349,7 +398,7 @@ columns_added(Relation rel, const TableShape *shape)
 		Form_pg_attribute att = TupleDescAttr(desc, i);
 		const char *name = quote_identifier(NameStr(att->attname));
 
-		/* what is left of a column that was dropped holds nothing but nulls */
+		/* a dropped column contains only nulls */
 		if (att->attisdropped)
 			continue;
 		if (i >= shape->natts)
@@ -366,7 +415,7 @@ columns_added(Relation rel, const TableShape *shape)
 /* Check constraints                                                      */
 /* ---------------------------------------------------------------------- */
 
-/* The expression, as ALTER TABLE would store it. */
+/* Parse an expression, as ALTER TABLE would store it. */
 static Node *
 parse_check(Relation rel, const char *expression)
 {
@@ -377,7 +426,7 @@ parse_check(Relation rel, const char *expression)
 	Node	   *node;
 	int			save_nestlevel = NewGUCNestLevel();
 
-	/* the names of functions and operators are the server's own */
+	/* functions and operators are those of pg_catalog */
 	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 	statements = raw_parser(expression, RAW_PARSE_PLPGSQL_EXPR);
@@ -434,8 +483,8 @@ function_is_ours(Oid function)
 }
 
 /*
- * Which of these triggers did the install script make?  An array beside theirs,
- * or NULL if there are no triggers.
+ * Returns an array that says which of these triggers were made by the install
+ * script, or NULL if there are no triggers.
  */
 bool *
 outbox_triggers_find_ours(const TriggerDesc *triggers)
@@ -460,9 +509,9 @@ is_table_of_joins(Oid relid)
 }
 
 /*
- * Is this one of the triggers by which the server enforces a foreign key between
- * tables of joins?  What is written directly never changes such a key, and
- * deletes no join, so they have nothing to do then.
+ * Is this one of the triggers by which the server enforces a foreign key
+ * between tables of joins?  Direct writes never change such a key, and delete
+ * no join, so these triggers have nothing to do then.
  */
 static bool
 enforces_our_key(Relation rel, const Trigger *trigger)
@@ -490,9 +539,9 @@ triggers_added(Relation rel, const TriggerDesc *triggers, const bool *is_ours)
 }
 
 /*
- * Do the extension's triggers fire for whatever plain SQL does, in every
- * session?  *life is made of the transactions that have written their rows in
- * pg_trigger.
+ * Do the extension's triggers fire for all changes by plain SQL, in every
+ * session?  *life is computed from the transactions that have written their
+ * rows in pg_trigger.
  */
 bool
 outbox_triggers_watch(Relation rel, uint64 *life)
@@ -531,12 +580,32 @@ outbox_triggers_watch(Relation rel, uint64 *life)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Why can the table not be written without the executor?  NULL if it can, as far
- * as its indexes are not in the way.  "is_ours" is what outbox_triggers_find_ours
- * has found.
+ * Would the executor raise an error for UPDATE or DELETE, because the table is
+ * in a publication and has no replica identity?
+ */
+static bool
+changes_are_refused(Relation rel)
+{
+	PublicationDesc published;
+
+	if (rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE)
+		return false;
+	RelationBuildPublicationDesc(rel, &published);
+	if (!OUTBOX_PUBLICATION_IS_VALID(&published))
+		return true;
+	return (published.pubactions.pubupdate || published.pubactions.pubdelete) &&
+		rel->rd_rel->relreplident != REPLICA_IDENTITY_FULL &&
+		!OidIsValid(RelationGetReplicaIndex(rel));
+}
+
+/*
+ * Returns why the table cannot be written without the executor; NULL if it
+ * can, apart from its indexes.  "is_ours" is the result of
+ * outbox_triggers_find_ours.
  *
- * Row level security of a live table depends on the calling role, and is left to
- * each opening.  All other tables are written as their owner.
+ * Row level security of a live table depends on the calling role, and is
+ * checked each time the table is opened.  All other tables are written as
+ * their owner.
  */
 char *
 outbox_table_why_not(Relation rel, const TriggerDesc *triggers,
@@ -546,7 +615,8 @@ outbox_table_why_not(Relation rel, const TriggerDesc *triggers,
 	char	   *why;
 
 	if (rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE ?
-		RelationGetRelid(rel) != outbox_store(OUTBOX_QUEUE)->done :
+		RelationGetRelid(rel) != outbox_store(OUTBOX_QUEUE)->done &&
+		RelationGetRelid(rel) != outbox_catalog()->publications :
 		rel->rd_rel->relkind != RELKIND_RELATION ||
 		rel->rd_rel->relam != HEAP_TABLE_AM_OID)
 		return pstrdup("it is not a plain table");
@@ -560,10 +630,12 @@ outbox_table_why_not(Relation rel, const TriggerDesc *triggers,
 		why = checks_added(rel, shape);
 	if (why == NULL)
 		why = triggers_added(rel, triggers, is_ours);
+	if (why == NULL && changes_are_refused(rel))
+		why = pstrdup("a publication, and its replica identity");
 	return why;
 }
 
-/* Is this index predicate just "column is not null"?  Then which column? */
+/* Is this index predicate just "column IS NOT NULL"?  Sets *attnum if so. */
 static bool
 simple_predicate(List *predicate, AttrNumber *attnum)
 {
@@ -581,9 +653,9 @@ simple_predicate(List *predicate, AttrNumber *attnum)
 }
 
 /*
- * Why can entries of this index not be inserted without the executor?  NULL if
- * they can; *partial_on is the column on whose values the index is partial, if
- * it is.
+ * Returns why entries of this index cannot be inserted without the executor;
+ * NULL if they can.  *partial_on is set to the column of its predicate, if it
+ * is partial.
  */
 char *
 outbox_index_why_not(Relation index, const IndexInfo *info,

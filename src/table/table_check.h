@@ -1,6 +1,6 @@
 /*
  * table_check.h
- *	  Is a table as the install script made it?
+ *	  Checking whether a table is as the install script made it.
  */
 #ifndef OUTBOX_TABLE_CHECK_H
 #define OUTBOX_TABLE_CHECK_H

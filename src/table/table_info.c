@@ -1,10 +1,10 @@
 /*
  * table_info.c
- *	  What this backend knows of the extension's tables: their triggers and
+ *	  Cached information about the extension's tables: their triggers and
  *	  indexes, and whether they are as the install script made them.
  *
- * It is looked up when a table is first opened, and thrown away when the
- * table's relcache entry is.
+ * It is collected when a table is first opened, and discarded when the table's
+ * relcache entry is invalidated.
  */
 #include "postgres.h"
 
@@ -22,18 +22,19 @@
 #include "table/table_check.h"
 #include "table/table_info.h"
 
-/* Where it is found. */
+/* Entry of the hash table. */
 typedef struct OutboxTableEntry
 {
 	Oid			relid;			/* hash key */
-	uint32		changes;		/* invalidations so far */
-	uint32		info_changes;	/* and when info was begun */
+	uint32		changes;		/* number of invalidations */
+	uint32		info_changes;	/* their number when info was begun */
 	OutboxTableInfo *info;
 } OutboxTableEntry;
 
 static HTAB *table_infos = NULL;
 static List *stale_contexts = NIL;
 
+/* Relcache callback: discard what is known of a table, or of all tables. */
 static void
 forget_table(Datum arg, Oid relid)
 {
@@ -57,14 +58,17 @@ forget_table(Datum arg, Oid relid)
 	}
 }
 
-/* From _PG_init. */
+/* Called by _PG_init. */
 void
 outbox_table_info_init(void)
 {
 	CacheRegisterRelcacheCallback(forget_table, (Datum) 0);
 }
 
-/* What was replaced during the transaction can be in use until its end. */
+/*
+ * Free what was replaced during the transaction, which may be in use until its
+ * end.
+ */
 void
 outbox_table_info_xact_end(void)
 {
@@ -77,9 +81,10 @@ outbox_table_info_xact_end(void)
 }
 
 /*
- * What has to be known of the indexes, in the info's context.  They are locked no
- * longer than it takes: the lock on the table keeps them, and a lock on an index
- * that outlives it could deadlock with whoever locks the table first.
+ * Collect information about the indexes, in the info's context.  They are
+ * locked only for this time: the lock on the table protects them, and holding
+ * a lock on an index for longer could deadlock with a transaction that locks
+ * the table first.
  */
 static void
 describe_indexes(OutboxTableInfo *info, Relation rel)
@@ -96,7 +101,7 @@ describe_indexes(OutboxTableInfo *info, Relation rel)
 		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
 		char	   *why_not;
 
-		/* one that is just being built concurrently, and wants no rows yet */
+		/* an index that is being built concurrently, and takes no rows yet */
 		if (!index->rd_index->indisready)
 		{
 			index_close(index, AccessShareLock);
@@ -115,10 +120,11 @@ describe_indexes(OutboxTableInfo *info, Relation rel)
 	list_free(index_oids);
 }
 
+/* Collect the information about a table, which must be locked. */
 static OutboxTableInfo *
 build_info(Relation rel)
 {
-	/* ours only when it is complete: an error leaves nothing behind */
+	/* reparented only when it is complete, so that an error leaks nothing */
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
 												  "outbox table",
 												  ALLOCSET_SMALL_SIZES);
@@ -128,7 +134,7 @@ build_info(Relation rel)
 	char	   *why_not;
 
 	info->context = context;
-	/* a copy, because to look at them may have the relcache's replaced */
+	/* a copy, because reading them may make the relcache replace its own */
 	old = MemoryContextSwitchTo(context);
 	info->triggers = CopyTriggerDesc(rel->trigdesc);
 	info->is_ours = outbox_triggers_find_ours(info->triggers);
@@ -149,8 +155,8 @@ build_info(Relation rel)
 }
 
 /*
- * What is known of a table, which the caller has locked.  It stays as it is
- * until the end of the transaction.
+ * Get the information about a table, which the caller must have locked.  It is
+ * valid until the end of the transaction.
  */
 OutboxTableInfo *
 outbox_table_info_get(Relation rel)
@@ -185,9 +191,9 @@ outbox_table_info_get(Relation rel)
 		MemoryContextSetParent(info->context, CacheMemoryContext);
 
 		/*
-		 * An invalidation that came in while we built is for the next call:
-		 * what has changed since the table was locked is nothing that an open
-		 * table must know, as it is for the relcache itself.
+		 * An invalidation received in the meantime takes effect with the next
+		 * call: changes that are possible while the table is locked need not
+		 * be known to code that has it open, as with the relcache itself.
 		 */
 		entry = hash_search(table_infos, &relid, HASH_FIND, NULL);
 		if (entry->info != NULL)
@@ -203,7 +209,9 @@ outbox_table_info_get(Relation rel)
 	return entry->info;
 }
 
-/* What is known of a table that need not be open; NULL if nothing is. */
+/*
+ * The information about a table that need not be open; NULL if there is none.
+ */
 static const OutboxTableInfo *
 known_info(Oid relid)
 {
@@ -214,7 +222,7 @@ known_info(Oid relid)
 		entry->info : NULL;
 }
 
-/* The same, looked up if need be. */
+/* The same; collected if necessary. */
 const OutboxTableInfo *
 outbox_table_info_find(Oid relid)
 {
@@ -231,8 +239,8 @@ outbox_table_info_find(Oid relid)
 }
 
 /*
- * Do triggers report what plain SQL does to this live table?  *life changes when
- * that may have been otherwise for a while.
+ * Do triggers report changes of this live table by plain SQL?  *life changes
+ * if there may have been a time when they did not.
  */
 bool
 outbox_table_is_watched(Oid relid, uint64 *life)
@@ -244,9 +252,9 @@ outbox_table_is_watched(Oid relid, uint64 *life)
 }
 
 /*
- * Why is this table, which is open, not written directly?  A copy, or NULL if it
- * is.  Nothing is kept, for there may be many such tables that this session will
- * never write.
+ * Returns why this table, which must be open, is not written directly, as a
+ * copy; NULL if it is.  Nothing is cached, because there may be many such
+ * tables that this session will never write.
  */
 char *
 outbox_table_explain(Relation rel)

@@ -1,6 +1,6 @@
 /*
  * table_info.h
- *	  What this backend knows of the extension's tables.
+ *	  Cached information about the extension's tables.
  */
 #ifndef OUTBOX_TABLE_INFO_H
 #define OUTBOX_TABLE_INFO_H
@@ -16,27 +16,27 @@
 #include "table/table.h"
 
 /*
- * What is known of one table; lives in its own memory context.  It is never
+ * Information about one table, in a memory context of its own.  It is never
  * changed, but replaced, and the old one stays until the end of the
- * transaction: so who has opened the table can rely on it.
+ * transaction: so code that has the table open can rely on it.
  */
 struct OutboxTableInfo
 {
 	const char *broken;			/* why it cannot be written at all, or NULL */
 	const char *why_not;		/* why it is not written directly, or NULL */
-	bool		watched;		/* triggers report what plain SQL does to it */
-	uint64		life;			/* changes with them */
+	bool		watched;		/* triggers report changes by plain SQL */
+	uint64		life;			/* changes when these triggers change */
 	MemoryContext context;
 	TriggerDesc *triggers;
-	bool	   *is_ours;		/* of each trigger: the extension's */
+	bool	   *is_ours;		/* for each trigger: made by the extension */
 	int			nindexes;
 	Oid		   *index_oids;
 	IndexInfo **index_infos;
-	AttrNumber *partial_on;		/* index only has rows where this is not null */
-	TupleDesc	desc;			/* our copy; made with the batch */
-	const OutboxTable *batch_user;	/* who uses the batch, */
-	uint64		batch_xact;		/* unless that was an earlier transaction */
-	TupleTableSlot *batch[OUTBOX_BATCH_ROWS];
+	AttrNumber *partial_on;		/* of partial indexes: column that is not null */
+	TupleDesc	desc;			/* copy; made with the batch */
+	const OutboxTable *batch_user;	/* table that uses the batch, */
+	uint64		batch_xact;		/* if in this transaction */
+	TupleTableSlot *batch[OUTBOX_MULTI_INSERT_ROWS];
 };
 
 extern void outbox_table_info_init(void);

@@ -1,18 +1,18 @@
 /*
  * table_sql.c
- *	  Writing rows by SQL statements, for tables that are not as we made them.
+ *	  Writing rows by SQL statements, for tables that users have changed.
  *
- * The statements name the columns of the install script only, and find a row by
- * its key.  A row that was read is locked first, and left alone when it is no
- * longer the version that was read.
+ * The statements name only the columns of the install script, and find a row
+ * by its key.  A row that was read is locked first, and is not changed if it
+ * is no longer the version that was read.
  *
- * On a live table they run as the calling role.  On all other tables they run as
- * the table's owner, in the way of a SECURITY DEFINER function with its own
- * search_path: so a worker's ack needs no rights on the history, and a trigger
- * there cannot be misled by the worker's settings.  The operation is not
- * security-restricted.  That would protect the caller from the owner's triggers,
- * but these run in the owner's name only, and it would forbid deferred
- * constraints.
+ * On a live table they run as the calling role.  On all other tables they run
+ * as the table's owner, like a SECURITY DEFINER function with its own
+ * search_path: so a worker's ack needs no privileges on the history, and a
+ * trigger there is not affected by the worker's settings.  This is not a
+ * security-restricted operation.  That would protect the caller from the
+ * owner's triggers, but these run only with the owner's privileges, and it
+ * would disallow deferred constraints.
  */
 #include "postgres.h"
 
@@ -60,7 +60,7 @@ typedef struct Statement
 
 static HTAB *statements = NULL;
 
-/* Statements of ours that are running: triggers may nest them. */
+/* Number of our statements that are running: triggers may nest them. */
 static int	nrunning = 0;
 
 static const char *
@@ -72,7 +72,7 @@ column_name(OutboxTable *table, int attnum)
 	return quote_identifier(NameStr(att->attname));
 }
 
-/* What statements name: for a partition it is the parent. */
+/* The table that statements name: for a partition, its parent. */
 static Oid
 target(const OutboxTable *table)
 {
@@ -80,7 +80,7 @@ target(const OutboxTable *table)
 		RelationGetRelid(table->rel);
 }
 
-/* The condition that finds a row by its key. */
+/* Append the condition that finds a row by its key. */
 static void
 append_key(StringInfo sql, OutboxTable *table)
 {
@@ -89,6 +89,7 @@ append_key(StringInfo sql, OutboxTable *table)
 						 i > 1 ? " AND" : " WHERE", column_name(table, i), i);
 }
 
+/* Make the text of a statement. */
 static char *
 statement_text(OutboxTable *table, StatementKind kind)
 {
@@ -142,7 +143,7 @@ statement_text(OutboxTable *table, StatementKind kind)
 	return sql.data;
 }
 
-/* The prepared statement; SPI is connected. */
+/* Get a prepared statement.  SPI must be connected. */
 static SPIPlanPtr
 get_statement(OutboxTable *table, StatementKind kind)
 {
@@ -185,7 +186,9 @@ get_statement(OutboxTable *table, StatementKind kind)
 	return statement->plan;
 }
 
-/* Run a statement with the row's values; how many rows it found. */
+/*
+ * Run a statement with the row's values; returns how many rows it processed.
+ */
 static uint64
 run_row_statement(OutboxTable *table, StatementKind kind, TupleTableSlot *row,
 				  int nargs)
@@ -219,7 +222,8 @@ typedef enum Unseen
 {
 	UNSEEN_GONE,				/* the row is not as it was read */
 	UNSEEN_TOO_NEW,				/* for the transaction's snapshot */
-	UNSEEN_HIDDEN				/* it is there: by a policy, or it is locked */
+	UNSEEN_HIDDEN				/* it exists: a policy hides it, or it is
+								 * locked */
 } Unseen;
 
 static Unseen
@@ -242,9 +246,9 @@ why_not_seen(OutboxTable *table, TupleTableSlot *old)
 }
 
 /*
- * A statement could not lock the row.  Another transaction has locked it, if the
- * statement did not wait; or it is not the version any more that was read; or
- * the caller cannot see it.
+ * Determine why a statement could not lock the row.  If the statement did not
+ * wait, another transaction may have locked it; or it is no longer the version
+ * that was read; or it is invisible to the caller.
  */
 static OutboxRowResult
 why_not_locked(OutboxTable *table, TupleTableSlot *old, bool wait)
@@ -265,7 +269,7 @@ why_not_locked(OutboxTable *table, TupleTableSlot *old, bool wait)
 		OUTBOX_ROW_LOCKED : OUTBOX_ROW_REFUSED;
 }
 
-/* Lock the row; only if it is still the version that was read. */
+/* Lock the row, if it is still the version that was read. */
 static OutboxRowResult
 lock_unchanged_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
 				   bool wait, TransactionId *blocker)
@@ -273,7 +277,7 @@ lock_unchanged_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
 	ItemPointer tid;
 	bool		isnull;
 
-	/* the kind that does not wait comes next */
+	/* the next kind does not wait */
 	if (blocker != NULL)
 		*blocker = InvalidTransactionId;
 	if (run_row_statement(table, wait ? kind : kind + 1, old, table->nkeys) == 0)
@@ -285,7 +289,9 @@ lock_unchanged_row(OutboxTable *table, StatementKind kind, TupleTableSlot *old,
 		OUTBOX_ROW_OK : OUTBOX_ROW_GONE;
 }
 
-/* Is a statement of ours running, so that a trigger was fired by that? */
+/*
+ * Is one of our statements running, so that it has fired the current trigger?
+ */
 bool
 outbox_sql_is_running(void)
 {
@@ -307,7 +313,10 @@ set_for_owner(const char *name, const char *value)
 							 GUC_ACTION_SAVE, true, 0, false);
 }
 
-/* An error puts back what this changes, with the transaction. */
+/*
+ * Connect to SPI, and become the role that writes the table.  An error undoes
+ * this with the transaction.
+ */
 static void
 begin_statements(OutboxTable *table, Caller *caller)
 {
@@ -336,6 +345,7 @@ end_statements(OutboxTable *table, const Caller *caller)
 	}
 }
 
+/* outbox_table_insert for a table that is written by SQL. */
 void
 outbox_sql_insert(OutboxTable *table, TupleTableSlot *row)
 {
@@ -346,6 +356,7 @@ outbox_sql_insert(OutboxTable *table, TupleTableSlot *row)
 	end_statements(table, &caller);
 }
 
+/* outbox_table_update for a table that is written by SQL. */
 OutboxRowResult
 outbox_sql_update(OutboxTable *table, TupleTableSlot *old,
 				  TupleTableSlot *row, bool wait, TransactionId *blocker)
@@ -363,6 +374,7 @@ outbox_sql_update(OutboxTable *table, TupleTableSlot *old,
 	return result;
 }
 
+/* outbox_table_delete for a table that is written by SQL. */
 OutboxRowResult
 outbox_sql_delete(OutboxTable *table, TupleTableSlot *old, bool wait,
 				  TransactionId *blocker)

@@ -1,6 +1,6 @@
 /*
  * table_sql.h
- *	  Writing rows by SQL statements, for tables that are not as we made them.
+ *	  Writing rows by SQL statements, for tables that users have changed.
  */
 #ifndef OUTBOX_TABLE_SQL_H
 #define OUTBOX_TABLE_SQL_H

@@ -2,11 +2,11 @@
  * tidcache.c
  *	  Where this backend has last seen the messages that it claimed.
  *
- * A worker usually settles on the connection on which it has claimed, and
- * then need not search the primary key for each message.  These are hints: a
- * row may have moved, the table may have been rewritten, and the connection
- * may be another (a pooler's).  What is found is compared with what was
- * looked for; if it is not that, the index is asked.
+ * A worker usually settles on the connection on which it has claimed, and then
+ * does not need to search the primary key for each message.  These are hints:
+ * a row may have moved, the table may have been rewritten, and the connection
+ * may be another one (of a pooler).  What is found is compared with what was
+ * looked for; if it does not match, the index is used.
  */
 #include "postgres.h"
 
@@ -29,8 +29,7 @@ typedef struct Hint
 	int64		id;
 	Oid			relid;
 	ItemPointerData tid;
-	int64		first_at;		/* its place in its stream, if it was the
-								 * first */
+	int64		first_at;		/* its place in its stream, if it was first */
 } Hint;
 
 static Hint hints[MAX_HINTS];
@@ -42,20 +41,20 @@ hint_for(int64 id)
 }
 
 /*
- * first_at: the place of the message in its stream, if nothing was before it when
- * it was claimed; else 0.
+ * Remember where a message is.  first_at is its place in its stream, if it was
+ * the first one when it was claimed; otherwise 0.
  */
 void
 outbox_tid_remember(Oid relid, int64 id, ItemPointer tid, int64 first_at)
 {
-	/* a row that was written by a statement has none */
+	/* rows written by statements have none */
 	if (ItemPointerIsValid(tid))
 		*hint_for(id) = OUTBOX_MAKE(Hint, id, relid, *tid, first_at);
 }
 
 /*
- * Did this session claim the message at this place in its stream when nothing was
- * before it?  Then nothing is, as long as it is not finished.
+ * Was the message at this place the first of its stream when this session
+ * claimed it?  Then it is the first as long as it is not finished.
  */
 bool
 outbox_tid_was_first(Oid relid, int64 id, int64 seq)
@@ -66,7 +65,10 @@ outbox_tid_was_first(Oid relid, int64 id, int64 seq)
 		seq != 0;
 }
 
-/* How far hints can be followed, now that the table is locked. */
+/*
+ * The number of blocks of the table, which must be locked: hints beyond are
+ * stale.
+ */
 BlockNumber
 outbox_tid_end(OutboxTable *queue)
 {
@@ -74,8 +76,8 @@ outbox_tid_end(OutboxTable *queue)
 }
 
 /*
- * Fetch a message by its hint.  Only a version that nobody is changing will
- * do; false if there is no such.
+ * Fetch a message by its hint; false if that does not lead to a version of it
+ * that no other transaction is changing.
  */
 bool
 outbox_tid_fetch(OutboxTable *queue, BlockNumber end, int64 id,

@@ -18,16 +18,19 @@
 static inline void *
 outbox_grow_in(MemoryContext context, void *array, int n, int *max, Size size)
 {
+	int			more;
+
 	Assert(n >= 0 && n <= *max);
 	if (n < *max)
 		return array;
+	more = array == NULL ? OUTBOX_GROW_FIRST : *max * 2;
 	if (array == NULL)
-	{
-		*max = OUTBOX_GROW_FIRST;
-		return MemoryContextAlloc(context, *max * size);
-	}
-	*max *= 2;
-	return repalloc_huge(array, *max * size);
+		array = MemoryContextAlloc(context, more * size);
+	else
+		array = repalloc_huge(array, more * size);
+	/* only now, because the array may outlive an error */
+	*max = more;
+	return array;
 }
 
 /* The same in the current memory context, for typed arrays. */

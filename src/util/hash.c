@@ -2,27 +2,29 @@
  * hash.c
  *	  Stable hashes: lanes, partitions, dedupe keys and routes.
  *
- * These values are stored, so they must never depend on the PostgreSQL
- * version, the machine, the locale or the encoding of the database, which a
- * dump can be restored into: the hashes are our own, over the bytes of the
- * strings in UTF-8.
+ * These values are stored, and a dump can be restored elsewhere, so they must
+ * not depend on the PostgreSQL version, the machine, the locale or the
+ * encoding of the database: the hash functions are our own, and use the bytes
+ * of the strings in UTF-8.
  *
- * A lane is the first column of the ready index: all messages of one namespace,
- * topic and tenant.  Without a tenant it is 31 bits of the namespace's hash, then
- * 32 bits of the topic's; with one, 63 bits in which all three are mixed.  Lanes
- * that collide cost speed and nothing else: shared memory tells them apart by
- * the hashes, and a claim compares the names.
+ * A lane is the first column of the ready index: all messages of one
+ * namespace, topic, tenant, subscription and priority.  Usually it is 31 bits
+ * of the namespace's hash, then 32 bits of the topic's; with a tenant, a
+ * subscription or a priority it is 63 bits of a hash of everything.  Collisions
+ * of lanes only cost time: shared memory distinguishes them by the hashes, and
+ * a claim compares the names.
  */
 #include "postgres.h"
 
 #include "common/cryptohash.h"
 #include "common/sha2.h"
 #include "mb/pg_wchar.h"
+#include "utils/builtins.h"
 
 #include "compat.h"
 #include "util/hash.h"
 
-/* Spread every bit over all others. */
+/* Mix the bits, so that each one affects all others. */
 static uint64
 spread_bits(uint64 h)
 {
@@ -47,8 +49,8 @@ hash_bytes64(const void *data, int len, uint64 seed)
 }
 
 /*
- * A string's bytes in UTF-8.  In SQL_ASCII nobody knows what they mean, so
- * they are taken as they are.
+ * A string's bytes in UTF-8.  In SQL_ASCII their meaning is unknown, so they
+ * are used as they are.
  */
 static const char *
 utf8_bytes(const text *string, int *len)
@@ -79,18 +81,21 @@ hash_text64(const text *string, uint64 seed)
 	return hash_bytes64(bytes, len, seed);
 }
 
+/* The hash of a namespace, in 31 bits. */
 uint32
 outbox_namespace_hash(const text *namespace)
 {
 	return (uint32) (hash_text64(namespace, 1) & 0x7FFFFFFF);
 }
 
+/* The hash of a topic, without its namespace. */
 uint32
 outbox_topic_hash(const text *topic)
 {
 	return (uint32) hash_text64(topic, 2);
 }
 
+/* The key of a topic: the lane of its messages without tenant and priority. */
 int64
 outbox_topic_key(const text *namespace, const text *topic)
 {
@@ -98,53 +103,84 @@ outbox_topic_key(const text *namespace, const text *topic)
 		outbox_topic_hash(topic);
 }
 
-/* Never 0. */
+/* The hash of a tenant.  Never 0. */
 uint64
 outbox_tenant_hash(const pg_uuid_t *tenant)
 {
 	return hash_bytes64(tenant->data, UUID_LEN, 6) | 1;
 }
 
-/* What stands for an owner token in shared memory.  Never 0. */
+/* The hash that represents an owner in shared memory.  Never 0. */
 uint64
 outbox_token_hash(const pg_uuid_t *owner)
 {
 	return hash_bytes64(owner->data, UUID_LEN, 3) | 1;
 }
 
-/* Where messages lie whose namespace, topic and tenant (0: none) have these hashes. */
+/* Set the lane of a place whose other members are set. */
 void
-outbox_place_of_hashes(uint32 namespace_hash, uint32 topic_hash,
-					   uint64 tenant_hash, OutboxPlace *place)
+outbox_place_set_lane(OutboxPlace *place)
 {
-	place->namespace_hash = namespace_hash;
-	place->topic_hash = topic_hash;
-	place->tenant_hash = tenant_hash;
-	place->lane = outbox_place_topic_key(place);
-	if (tenant_hash != 0)
+	uint64		more = place->tenant_hash;
+
+	place->lane = ((int64) place->namespace_hash << 32) | place->topic_hash;
+	if (place->subscriber != 0 || place->priority != 0)
+		more ^= spread_bits(((uint64) (uint32) place->subscriber << 8) |
+							(uint8) place->priority);
+	if (more != 0)
 		place->lane = (int64) (spread_bits((uint64) place->lane +
-										   place->tenant_hash *
-										   UINT64CONST(0x9e3779b97f4a7c15)) &
+										   more * UINT64CONST(0x9e3779b97f4a7c15)) &
 							   UINT64CONST(0x7FFFFFFFFFFFFFFF));
 }
 
-/* Where messages of this namespace, topic and tenant (or NULL) lie. */
+/*
+ * Make the place of messages of this namespace, topic, tenant (or NULL),
+ * subscriber (or 0) and priority.
+ */
 void
 outbox_place_of(const text *namespace, const text *topic,
-				const pg_uuid_t *tenant, OutboxPlace *place)
+				const pg_uuid_t *tenant, int32 subscriber, int priority,
+				OutboxPlace *place)
 {
-	outbox_place_of_hashes(outbox_namespace_hash(namespace),
-						   outbox_topic_hash(topic),
-						   tenant == NULL ? 0 : outbox_tenant_hash(tenant),
-						   place);
+	place->namespace_hash = outbox_namespace_hash(namespace);
+	place->topic_hash = outbox_topic_hash(topic);
+	place->tenant_hash = tenant == NULL ? 0 : outbox_tenant_hash(tenant);
+	place->subscriber = subscriber;
+	place->priority = priority;
+	outbox_place_set_lane(place);
 }
 
+/*
+ * A stream is a separate stream in each subscription.  Rows of deliveries
+ * contain its id combined with the subscriber; applying this function again
+ * undoes it.
+ */
+void
+outbox_subscriber_stream(const pg_uuid_t *stream, int32 subscriber,
+						 pg_uuid_t *result)
+{
+	uint64		mask[2];
+
+	*result = *stream;
+	if (subscriber == 0)
+		return;
+	for (int i = 0; i < 2; i++)
+	{
+		mask[i] = spread_bits((uint64) (uint32) subscriber +
+							  (i + 1) * UINT64CONST(0x9e3779b97f4a7c15));
+		for (int k = 0; k < 8; k++)
+			result->data[i * 8 + k] ^= (unsigned char) (mask[i] >> (8 * k));
+	}
+}
+
+/* A hash of a UUID, in 32 bits. */
 uint32
 outbox_uuid_hash(const pg_uuid_t *uuid)
 {
 	return (uint32) hash_bytes64(uuid->data, UUID_LEN, 4);
 }
 
+/* A hash of a UUID, in 64 bits. */
 uint64
 outbox_uuid_hash64(const pg_uuid_t *uuid)
 {
@@ -159,7 +195,7 @@ outbox_partition(const pg_uuid_t *stream, int partition_count)
 	return (int) ((outbox_uuid_hash(stream) & 0x7FFFFFFF) % partition_count);
 }
 
-/* How much an instance wants a partition: who wants it most gets it. */
+/* The weight of an instance for a partition; the largest weight gets it. */
 uint64
 outbox_share_hash(const pg_uuid_t *instance, int partition)
 {
@@ -167,14 +203,14 @@ outbox_share_hash(const pg_uuid_t *instance, int partition)
 						5 + ((uint64) partition << 8));
 }
 
-/* What stands for a routing key, or for the name of a store, in the router. */
+/* The hash of a routing key, or of the name of a store, in the router. */
 uint64
 outbox_route_hash(const text *name)
 {
 	return hash_text64(name, 7);
 }
 
-/* How much a store wants a key: the one that wants it most gets it. */
+/* The weight of a store for a key; the largest weight gets it. */
 uint64
 outbox_route_weight(uint64 key_hash, uint64 store_hash)
 {
@@ -182,21 +218,19 @@ outbox_route_weight(uint64 key_hash, uint64 store_hash)
 }
 
 /*
- * The 16 bytes by which a dedupe key is remembered: three strings of up to
- * 255 characters do not fit in an index entry, and nobody must be able to
- * make two different ones meet.
+ * Compute a digest of 16 bytes of a list of strings, each preceded by its
+ * length, so that different lists cannot be constructed that have the same
+ * digest.
  */
-void
-outbox_dedupe_digest(const text *namespace, const text *topic,
-					 const text *dedupe_key, pg_uuid_t *digest)
+static void
+digest_of(const text *const *parts, int nparts, pg_uuid_t *digest)
 {
-	const text *parts[3] = {namespace, topic, dedupe_key};
 	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
 	uint8		sha[PG_SHA256_DIGEST_LENGTH];
 	bool		ok;
 
 	ok = ctx != NULL && pg_cryptohash_init(ctx) >= 0;
-	for (int i = 0; ok && i < 3; i++)
+	for (int i = 0; ok && i < nparts; i++)
 	{
 		int			len;
 		const char *bytes = utf8_bytes(parts[i], &len);
@@ -209,11 +243,82 @@ outbox_dedupe_digest(const text *namespace, const text *topic,
 	if (ctx != NULL)
 		pg_cryptohash_free(ctx);
 	if (!ok)
-		elog(ERROR, "could not compute the digest of a dedupe key");
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed to compute the digest of a dedupe key.")));
 	memcpy(digest->data, sha, UUID_LEN);
 }
 
-/* The order of ids and keys, for qsort() and bsearch(). */
+/*
+ * The digest that represents a dedupe key: three strings of up to 255
+ * characters do not fit into an index entry.
+ */
+void
+outbox_dedupe_digest(const text *namespace, const text *topic,
+					 const text *dedupe_key, pg_uuid_t *digest)
+{
+	const text *parts[] = {namespace, topic, dedupe_key};
+
+	digest_of(parts, lengthof(parts), digest);
+}
+
+/*
+ * The same for the dedupe key of a publication; these are separate from
+ * messages'.
+ */
+void
+outbox_publication_digest(const text *namespace, const text *topic,
+						  const text *dedupe_key, pg_uuid_t *digest)
+{
+	const text *parts[] = {
+		namespace, topic, dedupe_key, cstring_to_text("published")
+	};
+
+	digest_of(parts, lengthof(parts), digest);
+}
+
+/*
+ * The digest that represents the id of a publication, if the publisher has
+ * given it.
+ */
+void
+outbox_publication_id_digest(const pg_uuid_t *published_id, pg_uuid_t *digest)
+{
+	/* as text, because digests are of strings */
+	Datum		spelled = DirectFunctionCall1(uuid_out, UUIDPGetDatum(published_id));
+	const text *parts[] = {cstring_to_text(DatumGetCString(spelled))};
+
+	digest_of(parts, lengthof(parts), digest);
+}
+
+/*
+ * Compute the message_id of a delivery.  It contains the time of the
+ * publication's id, if that has one, because searches in the archive use it.
+ * The nonce distinguishes replays.
+ */
+void
+outbox_delivery_id(const pg_uuid_t *published_id, int32 subscriber, uint64 nonce,
+				   pg_uuid_t *id)
+{
+	bool		has_time = (published_id->data[6] >> 4) == 7;
+	uint64		more = spread_bits(nonce + 1) ^ (uint32) subscriber;
+
+	for (int i = 0; i < 2; i++)
+	{
+		uint64		bits = hash_bytes64(published_id->data, UUID_LEN,
+										spread_bits(more + i));
+
+		for (int k = 0; k < 8; k++)
+			id->data[i * 8 + k] = (unsigned char) (bits >> (8 * k));
+	}
+	if (has_time)
+		memcpy(id->data, published_id->data, 6);
+	id->data[6] = (id->data[6] & 0x0F) | (has_time ? 0x70 : 0x80);
+	id->data[8] = (id->data[8] & 0x3F) | 0x80;
+}
+
+/* Compare ids or keys, for qsort() and bsearch(). */
 int
 outbox_int64_cmp(const void *a, const void *b)
 {
@@ -223,7 +328,25 @@ outbox_int64_cmp(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Is this one of the topics? */
+/* Compare subscribers, for qsort() and bsearch(). */
+int
+outbox_int32_cmp(const void *a, const void *b)
+{
+	int32		x = *(const int32 *) a;
+	int32		y = *(const int32 *) b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Does a sorted array contain this number? */
+bool
+outbox_int32s_have(const int32 *sorted, int n, int32 wanted)
+{
+	return n > 0 && bsearch(&wanted, sorted, n, sizeof(int32),
+							outbox_int32_cmp) != NULL;
+}
+
+/* Does the list contain this topic? */
 bool
 outbox_topic_keys_have(const OutboxTopicKeys *topics, int64 key)
 {
@@ -231,13 +354,18 @@ outbox_topic_keys_have(const OutboxTopicKeys *topics, int64 key)
 				   outbox_int64_cmp) != NULL;
 }
 
-/* Does a place pass a filter? */
+/* Does a place pass the filter? */
 bool
 outbox_place_wanted(const OutboxLaneFilter *filter, const OutboxPlace *place)
 {
 	int			lo = 0;
 	int			hi = filter->ntopics;
 
+	if (!filter->any_subscriber &&
+		(filter->subscribers == NULL ? place->subscriber != 0 :
+		 !outbox_int32s_have(filter->subscribers, filter->nsubscribers,
+							 place->subscriber)))
+		return false;
 	if (filter->namespace_hash != NULL &&
 		place->namespace_hash != *filter->namespace_hash)
 		return false;

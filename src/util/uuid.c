@@ -2,12 +2,12 @@
  * uuid.c
  *	  Time-ordered message ids (UUID version 7, RFC 9562).
  *
- * 48 bits of milliseconds, 12 bits of the fraction of a millisecond, 62
- * random bits.  Within a backend each id is greater than the one before: when
- * the clock has not moved, or went back, the time part is counted up.
+ * 48 bits of milliseconds, 12 bits of the fraction of a millisecond, 62 random
+ * bits.  Within a backend each id is greater than the one before: if the clock
+ * has not advanced, or was set back, the time part is incremented.
  *
- * Random bytes are drawn in blocks; asking the generator for ten bytes at a
- * time would cost more than the insertion of the message.
+ * Random bytes are fetched in blocks; fetching ten bytes at a time would cost
+ * more than the insertion of the message.
  */
 #include "postgres.h"
 
@@ -20,7 +20,7 @@
 #define RANDOM_BLOCK 1024
 #define RANDOM_BYTES 8
 
-/* Steps of the 12 bit fraction in a millisecond. */
+/* Number of steps of the 12-bit fraction in a millisecond. */
 #define FRACTION_STEPS 4096
 
 static uint8 random_block[RANDOM_BLOCK];
@@ -31,7 +31,7 @@ static uint64 last_tick = 0;
 static void
 draw_random(uint8 *to, int len)
 {
-	/* A forked child must not hand out its parent's bytes. */
+	/* a forked child must not use its parent's bytes */
 	if (random_used + len > RANDOM_BLOCK || random_pid != MyProcPid)
 	{
 		if (!pg_strong_random(random_block, RANDOM_BLOCK))
@@ -40,11 +40,12 @@ draw_random(uint8 *to, int len)
 		random_pid = MyProcPid;
 	}
 	memcpy(to, random_block + random_used, len);
-	/* what was handed out is gone from memory */
+	/* erase what was used */
 	memset(random_block + random_used, 0, len);
 	random_used += len;
 }
 
+/* Make a new UUID of version 7 for the given time. */
 void
 outbox_uuid7(TimestampTz now, pg_uuid_t *uuid)
 {
@@ -70,7 +71,7 @@ outbox_uuid7(TimestampTz now, pg_uuid_t *uuid)
 	uuid->data[8] = (uuid->data[8] & 0x3F) | 0x80;	/* variant */
 }
 
-/* The time in a UUID of version 7; false if it is of another version. */
+/* Get the time of a UUID of version 7; false if it has another version. */
 bool
 outbox_uuid7_time(const pg_uuid_t *uuid, TimestampTz *at)
 {
@@ -79,7 +80,7 @@ outbox_uuid7_time(const pg_uuid_t *uuid, TimestampTz *at)
 	if (uuid->data[6] >> 4 != 7 || uuid->data[8] >> 6 != 2)
 		return false;
 	memcpy(&head, uuid->data, 8);
-	/* 48 bits of milliseconds are not too many for a timestamp */
+	/* 48 bits of milliseconds do not overflow a timestamp */
 	*at = (int64) (pg_ntoh64(head) >> 16) * 1000 -
 		(POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY;
 	return true;

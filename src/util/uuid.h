@@ -13,7 +13,7 @@
 extern void outbox_uuid7(TimestampTz now, pg_uuid_t *uuid);
 extern bool outbox_uuid7_time(const pg_uuid_t *uuid, TimestampTz *at);
 
-/* The order is that of the type's operators. */
+/* Compare UUIDs, in the order of the type's operators. */
 static inline int
 outbox_uuid_cmp(const pg_uuid_t *a, const pg_uuid_t *b)
 {

@@ -1,7 +1,7 @@
 /*
  * background.c
- *	  What background processes have in common: how the server is told of
- *	  them, and their transactions.
+ *	  The common part of background processes: registration, settings and
+ *	  transactions.
  */
 #include "postgres.h"
 
@@ -11,6 +11,7 @@
 #include "catalog/pg_class.h"
 #include "commands/dbcommands.h"
 #include "commands/extension.h"
+#include "executor/spi.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/interrupt.h"
@@ -23,15 +24,22 @@
 
 #include "outbox.h"
 #include "table/catalog.h"
+#include "util/guc.h"
 #include "worker/background.h"
 
-/* The extension's own work never waits for a lock for longer. */
+/* The extension's own work never waits longer than this for a lock. */
 #define OWN_LOCK_TIMEOUT "1s"
 
 /*
- * A process of ours that is connected to a database, or at least to the
- * shared catalogs, and is not started again by itself.  It is called by its
- * type, unless the caller has a better name for it.
+ * Offset in bgw_extra of the version of the library that has started a
+ * process.  This never changes; what precedes it depends on the version.
+ */
+#define VERSION_PLACE (BGW_EXTRALEN - 32)
+
+/*
+ * Fill in the description of a background process that connects to a database,
+ * or to the shared catalogs, and is not restarted automatically.  Its name is
+ * its type, which the caller may replace.
  */
 void
 outbox_background_describe(BackgroundWorker *worker, const char *type,
@@ -46,9 +54,32 @@ outbox_background_describe(BackgroundWorker *worker, const char *type,
 	strlcpy(worker->bgw_function_name, function, BGW_MAXLEN);
 	strlcpy(worker->bgw_name, type, BGW_MAXLEN);
 	strlcpy(worker->bgw_type, type, BGW_MAXLEN);
+	strlcpy(worker->bgw_extra + VERSION_PLACE, outbox_version,
+			BGW_EXTRALEN - VERSION_PLACE);
 }
 
-/* The process is to end.  In the middle of its work that is an error, as usual. */
+/*
+ * Raise an error if this process has loaded another version of the library
+ * than the session that has started it, which is possible without preloading,
+ * and in which case it could not interpret what that session has left for it.
+ */
+void
+outbox_background_require_version(void)
+{
+	const char *version = MyBgworkerEntry->bgw_extra + VERSION_PLACE;
+
+	if (strcmp(version, outbox_version) != 0)
+		ereport(FATAL,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the library of outbox is of version %s, but the session that has started this process uses version %s",
+						outbox_version, version),
+				 errhint("Connect again, so that the session loads the library that is installed.")));
+}
+
+/*
+ * Signal handler: terminate the process.  While it works that is an error, as
+ * usual.
+ */
 static void
 handle_sigterm(SIGNAL_ARGS)
 {
@@ -56,7 +87,7 @@ handle_sigterm(SIGNAL_ARGS)
 	die(postgres_signal_arg);
 }
 
-/* Accept signals, from the beginning of the process on. */
+/* Set up signal handlers; must be called at the beginning of the process. */
 void
 outbox_background_accept_signals(void)
 {
@@ -66,8 +97,8 @@ outbox_background_accept_signals(void)
 }
 
 /*
- * Handle interrupts between two pieces of work.  To end there, as at each shutdown of
- * the server, is no error, and the server has a line in the log for it anyway.
+ * Process interrupts between two pieces of work.  Termination here, as at each
+ * shutdown of the server, is not an error, and the server logs it anyway.
  */
 void
 outbox_background_check_for_interrupts(void)
@@ -88,6 +119,7 @@ outbox_background_begin(void)
 	PushActiveSnapshot(GetTransactionSnapshot());
 }
 
+/* Commit the transaction that outbox_background_begin has begun. */
 void
 outbox_background_commit(void)
 {
@@ -97,7 +129,7 @@ outbox_background_commit(void)
 	pgstat_report_stat(false);
 }
 
-/* After an error was caught: end whatever transaction there is. */
+/* Abort the transaction, if there is one, after an error was caught. */
 void
 outbox_background_abort(void)
 {
@@ -110,8 +142,34 @@ outbox_background_abort(void)
 }
 
 /*
- * Until the end of this transaction the extension cannot be dropped, so a schema
- * of its name is the extension's.  An error if it is not there.
+ * Run a statement that returns one number, in a transaction, with the
+ * extension held.
+ */
+int64
+outbox_background_number(const char *sql)
+{
+	bool		isnull;
+	int64		result;
+
+	pgstat_report_activity(STATE_RUNNING, sql);
+	outbox_background_begin();
+	outbox_background_hold_extension();
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	if (SPI_execute(sql, false, 1) != SPI_OK_SELECT || SPI_processed != 1)
+		elog(ERROR, "could not run \"%s\"", sql);
+	result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0],
+										 SPI_tuptable->tupdesc, 1, &isnull));
+	SPI_finish();
+	outbox_background_commit();
+	pgstat_report_activity(STATE_IDLE, NULL);
+	return result;
+}
+
+/*
+ * Keep the extension from being dropped until the end of the transaction, so
+ * that a schema with its name is the extension's.  An error if it does not
+ * exist.
  */
 void
 outbox_background_hold_extension(void)
@@ -125,12 +183,12 @@ outbox_background_hold_extension(void)
 		getExtensionOfObject(RelationRelationId, table) != extension)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("extension \"outbox\" is not there")));
+				 errmsg("extension \"outbox\" is not installed in this database")));
 }
 
 /*
- * Settings that must not depend on what the database or the role has.  First of
- * all, who we are: roleid, or with an invalid one, the owner of the cluster.
+ * Pin settings that must not depend on the database or the role, including the
+ * role itself: roleid, or, if that is invalid, the owner of the cluster.
  */
 void
 outbox_background_pin(Oid roleid)
@@ -157,6 +215,7 @@ outbox_background_pin(Oid roleid)
 		{"default_tablespace", ""},
 		{"default_table_access_method", "heap"},
 		{"zero_damaged_pages", "off"},
+		{"outbox.traceparent", ""},
 	};
 	char	   *user;
 
@@ -168,23 +227,35 @@ outbox_background_pin(Oid roleid)
 		SetConfigOption(pinned[i][0], pinned[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("lock_timeout", OidIsValid(roleid) ? "0" : OWN_LOCK_TIMEOUT,
 					PGC_SUSET, PGC_S_OVERRIDE);
-	/* what is logged between two transactions has the name, too */
+	/* remember the name for log messages between transactions */
 	(void) outbox_background_database();
 	outbox_background_commit();
 }
 
-/* The name of the database that we are in, for the log. */
+/* The name of the database of this process, for the log. */
 const char *
 outbox_background_database(void)
 {
-	static char *name = NULL;
-	char	   *found;
-
 	/* it can be renamed, but not while we are there */
-	if (name != NULL || !IsTransactionState())
-		return name != NULL ? name : "?";
-	found = get_database_name(MyDatabaseId);
-	if (found != NULL)
-		name = MemoryContextStrdup(TopMemoryContext, found);
-	return name != NULL ? name : "?";
+	if (outbox_log_database == NULL && IsTransactionState())
+	{
+		char	   *name = get_database_name(MyDatabaseId);
+
+		if (name != NULL)
+			outbox_log_database = MemoryContextStrdup(TopMemoryContext, name);
+	}
+	return outbox_log_database != NULL ? outbox_log_database : "?";
+}
+
+/* Has the extension been dropped concurrently?  Then errors are not logged. */
+bool
+outbox_background_extension_is_gone(void)
+{
+	bool		gone;
+
+	outbox_background_begin();
+	gone = !OidIsValid(get_extension_oid(OUTBOX_EXTENSION, true));
+	(void) outbox_background_database();
+	outbox_background_commit();
+	return gone;
 }

@@ -2,13 +2,13 @@
  * errand.c
  *	  Running a statement in the database of pg_cron.
  *
- * pg_cron can be called only in the database it lives in.  So a background
- * process connects there, as the role that is connected or as the owner of
- * the extension, runs the statement, and leaves what went wrong, if anything,
- * in a piece of shared memory.  What it does is committed before we go on.
+ * pg_cron can be called only in its own database.  So a background process
+ * connects there, as the session user or as the owner of the extension, runs
+ * the statement, and leaves the error, if there was one, in a segment of
+ * shared memory.  The process commits before the caller goes on.
  *
- * It does nothing unless pg_cron is there: else the schema of that name is
- * anybody's, and so is what we would call.
+ * It does nothing unless pg_cron is installed: otherwise the schema "cron",
+ * and any function in it, could belong to any user.
  */
 #include "postgres.h"
 
@@ -29,7 +29,7 @@
 #include "worker/background.h"
 #include "worker/errand.h"
 
-/* What is to be done, and how it went. */
+/* A statement to run, and its result. */
 typedef struct Errand
 {
 	Oid			dbid;
@@ -41,7 +41,7 @@ typedef struct Errand
 	char		statement[FLEXIBLE_ARRAY_MEMBER];
 } Errand;
 
-/* Copy a message, cut between characters if it is too long. */
+/* Copy a message, truncated at a character boundary if it is too long. */
 static void
 copy_text(char *to, size_t size, const char *from)
 {
@@ -71,13 +71,14 @@ run_statement(Errand *errand)
 	errand->done = true;
 }
 
-/* The background process. */
+/* Main function of the background process. */
 void
 outbox_errand_main(Datum arg)
 {
 	dsm_segment *segment;
 	Errand	   *errand;
 
+	outbox_background_require_version();
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	segment = dsm_attach(DatumGetUInt32(arg));
@@ -107,7 +108,7 @@ outbox_errand_main(Datum arg)
 	proc_exit(0);
 }
 
-/* Start the process, and wait until it has ended. */
+/* Start the process, and wait for its end. */
 static void
 send_worker(dsm_segment *segment)
 {
@@ -121,17 +122,17 @@ send_worker(dsm_segment *segment)
 	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-				 errmsg("the server has no room for a background process"),
-				 errhint("Raise max_worker_processes.")));
+				 errmsg("could not register background process"),
+				 errhint("You may need to increase max_worker_processes.")));
 	if (WaitForBackgroundWorkerShutdown(handle) == BGWH_POSTMASTER_DIED)
 		ereport(FATAL,
 				(errcode(ERRCODE_ADMIN_SHUTDOWN),
-				 errmsg("the server has gone down")));
+				 errmsg("cannot start background processes without postmaster")));
 }
 
 /*
- * Run a statement in another database, as a role; what goes wrong there is
- * raised here.  It is committed there whatever becomes of our transaction.
+ * Run a statement in another database, as a role; an error there is raised
+ * here.  It is committed there whatever happens to the caller's transaction.
  */
 void
 outbox_errand_run(const char *database, Oid roleid, const char *statement)

@@ -3,8 +3,8 @@
  *	  Running the functions that handle messages inside the database.
  *
  * This is done only in a background process that is connected as the role that
- * has registered the handler, and does nothing else: so what a function leaves
- * behind in the session is nobody's trouble but its own.
+ * has registered the handler, and that does nothing else: so what a function
+ * leaves behind in the session affects only handlers of the same role.
  *
  *	transaction 1	claims a batch: an attempt counts from here on, even if it
  *					takes the server down
@@ -13,13 +13,15 @@
  *					at the end all are acknowledged, or handed back, in one call
  *	...				until all of the batch are through
  *
- * So what a function writes and the end of its message are one.  Joins are changed
- * by that call at the end only, and it does not wait for them (what it cannot
- * count is left to the worker), so user code never runs with a join locked.
+ * So the changes of a function and the end of its message are atomic.  Joins
+ * are changed only by that call at the end, and it does not wait for them
+ * (what it cannot count is left to the worker), so user code never runs with a
+ * join locked.
  *
- * A message that fails beside others is tried once more in a transaction of its
- * own, before its attempt counts, because the others may be why; so are all, if
- * their transaction cannot be committed.  One that takes too long is not.
+ * A message that fails in a transaction with others is tried once more in a
+ * transaction of its own, before its attempt counts, because the others may be
+ * the cause; so are all, if their transaction cannot be committed.  One that
+ * takes too long is not tried again.
  */
 #include "postgres.h"
 
@@ -37,6 +39,7 @@
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
 
+#include "core/cause.h"
 #include "core/claim.h"
 #include "core/settle.h"
 #include "outbox.h"
@@ -52,15 +55,18 @@
 #include "worker/handler_run.h"
 
 /*
- * Each call has a subtransaction; with more than 64 of them the snapshots of the
- * whole server would suffer.
+ * Each call takes a subtransaction; more than 64 of them would slow down all
+ * snapshots of the server.
  */
 #define TRANSACTION_MESSAGES 32
 
-/* A function that has caught the cancellation is cancelled this often ... */
+/*
+ * A function that has caught the cancellation is cancelled again after this
+ * time ...
+ */
 #define CANCEL_AGAIN_MS 1000
 
-/* ... and so many times, then its process is terminated. */
+/* ... and so many times; then its process is terminated. */
 #define CANCELS 5
 
 typedef enum TaskState
@@ -68,18 +74,20 @@ typedef enum TaskState
 	TASK_NEW,
 	TASK_DONE,
 	TASK_FAILED,
-	TASK_AGAIN,					/* it has failed beside others: try it alone */
-	TASK_LOST					/* it is not ours any more */
+	TASK_AGAIN,					/* failed together with others: try it alone */
+	TASK_LOST					/* no longer leased to us */
 } TaskState;
 
-/* A message to be handled. */
+/* A message to handle. */
 typedef struct Task
 {
 	int64		id;
 	int			attempts;
-	bool		suspect;		/* an attempt has ended without a word */
+	bool		suspect;		/* an attempt has ended without ack or nack */
 	bool		has_stream;
 	pg_uuid_t	stream;
+	pg_uuid_t	message_id;
+	char	   *traceparent;	/* NULL: it belongs to no trace */
 	Datum		message;
 	TaskState	state;
 	text	   *error;
@@ -102,7 +110,10 @@ typedef struct Tasks
 static TimeoutId limit_timeout;
 static volatile sig_atomic_t times_over = 0;
 
-/* In a signal handler.  What does not end when cancelled is ended by force. */
+/*
+ * Timeout handler: cancel the function, and terminate the process if that does
+ * not help.
+ */
 static void
 time_is_over(void)
 {
@@ -136,12 +147,12 @@ begin_limit(const OutboxHandler *handler)
 							 CANCEL_AGAIN_MS);
 }
 
-/* True if the time was over. */
+/* End the time limit; returns whether the time was over. */
 static bool
 end_limit(void)
 {
 	disable_timeout(limit_timeout, false);
-	/* it came too late to cancel anything */
+	/* the cancellation came too late to have an effect */
 	if (times_over > 0)
 		QueryCancelPending = false;
 	return times_over > 0;
@@ -152,9 +163,9 @@ end_limit(void)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Of which handlers, told by their lanes, messages are claimed one at a time, and
- * how many more: there was one that may have taken its worker down, and it must
- * not take others with it.
+ * A handler, identified by its lane, whose messages are claimed one at a time,
+ * and for how many more: a message may have crashed its worker, and this must
+ * not cost other messages attempts.
  */
 typedef struct Caution
 {
@@ -212,12 +223,15 @@ size_of_batch(const OutboxHandler *handler)
 	return 1;
 }
 
+/* Add a message that was claimed to the batch. */
 static void
 add_task(TupleTableSlot *message, bool taken_over, void *arg)
 {
 	Tasks	   *tasks = arg;
 	MemoryContext old = MemoryContextSwitchTo(tasks->context);
 	Task	   *task = palloc0_object(Task);
+	bool		isnull;
+	Datum		headers = slot_getattr(message, Q_HEADERS, &isnull);
 	int64		seq;
 
 	task->id = DatumGetInt64(outbox_row_get(message, Q_ID));
@@ -226,24 +240,39 @@ add_task(TupleTableSlot *message, bool taken_over, void *arg)
 		DatumGetInt32(outbox_row_get(message, Q_WAIVED)) - 1 >
 		DatumGetInt32(outbox_row_get(message, Q_RETRY_COUNT));
 	task->has_stream = outbox_stream_of(message, &task->stream, &seq);
+	task->message_id = *DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID));
+	if (!isnull)
+		task->traceparent =
+			outbox_cause_traceparent((const Jsonb *) DatumGetPointer(headers));
 	task->message = outbox_message_datum(message);
 	tasks->list = lappend(tasks->list, task);
 	MemoryContextSwitchTo(old);
 }
 
+/* Claim a batch, in a transaction of its own. */
 static void
 claim_tasks(Tasks *tasks)
 {
 	const OutboxHandler *handler = tasks->handler;
 	const text *topic = handler->topic;
+	const int32 subscriber = handler->subscriber;
 	OutboxClaim claim = {
 		.store = outbox_store(OUTBOX_QUEUE),
 		.lease_seconds = handler->lease_seconds,
 		.batch_size = size_of_batch(handler),
-		.namespace = handler->namespace,
-		.topics = &topic,
-		.ntopics = 1
+		.namespace = handler->namespace
 	};
+
+	if (handler->subscription == NULL)
+	{
+		claim.topics = &topic;
+		claim.ntopics = 1;
+	}
+	else
+	{
+		claim.subscribers = &subscriber;
+		claim.nsubscribers = 1;
+	}
 
 	tasks->owner = *DatumGetUUIDP(DirectFunctionCall1(gen_random_uuid, (Datum) 0));
 	claim.owner = tasks->owner;
@@ -255,7 +284,7 @@ claim_tasks(Tasks *tasks)
 /* Settling                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* How messages of this batch are settled; nobody is waited for. */
+/* Arguments for settling messages of this batch, without waiting. */
 static OutboxSettle
 settlement(const Tasks *tasks, OutboxSettlement what)
 {
@@ -272,9 +301,10 @@ settlement(const Tasks *tasks, OutboxSettlement what)
 }
 
 /*
- * From here on the row is locked, so nobody takes the message, however long the
- * function runs.  False if somebody has done so already or has locked it, or if it
- * has to wait because one before it in its stream has failed.
+ * Renew the lease, which locks the row, so that no other claim takes the
+ * message however long the function runs.  False if another claim has taken it
+ * already, or another transaction has locked it, or if the lease is void
+ * because a message before it in its stream has failed.
  */
 static bool
 renew(const Tasks *tasks, const Task *task)
@@ -287,7 +317,10 @@ renew(const Tasks *tasks, const Task *task)
 	return outbox_settle(&how) > 0;
 }
 
-/* Acknowledge and hand back, by state, what of these has been handled. */
+/*
+ * Ack or nack those of these messages that were handled, according to their
+ * state.
+ */
 static void
 settle_handled(const Tasks *tasks, List *some)
 {
@@ -311,7 +344,7 @@ settle_handled(const Tasks *tasks, List *some)
 	(void) outbox_settle(&how);
 }
 
-/* Give these back; the attempt does not count. */
+/* Release messages; the attempt does not count. */
 static void
 release(const Tasks *tasks, List *some)
 {
@@ -352,15 +385,15 @@ static void
 log_call(const Tasks *tasks, const Task *task)
 {
 	if (message_level_is_interesting(outbox_log_level))
-		outbox_log("outbox handler: \"%s\" in database \"%s\", topic \"%s\", message " INT64_FORMAT ", attempt %d",
+		outbox_log("outbox handler: \"%s\" in database \"%s\", %s, message " INT64_FORMAT ", attempt %d",
 				   tasks->handler->function, outbox_background_database(),
-				   text_to_cstring(tasks->handler->topic), task->id,
+				   outbox_handler_domain(tasks->handler), task->id,
 				   task->attempts);
 }
 
 /*
- * What is kept of an error: the message, which people and the log of attempts may
- * cut off, comes first.
+ * Make the error text to store: the message comes first, because the log of
+ * attempts truncates the text.
  */
 static text *
 describe_error(const char *message, const ErrorData *edata)
@@ -380,8 +413,8 @@ describe_error(const char *message, const ErrorData *edata)
 }
 
 /*
- * A message has failed for good, as far as this attempt goes.  Say so, but not
- * what the message or its data was.
+ * Record that the attempt has failed, and log that, without the error message,
+ * which may contain data.
  */
 static void
 note_failure(const Tasks *tasks, Task *task, const ErrorData *edata,
@@ -391,9 +424,9 @@ note_failure(const Tasks *tasks, Task *task, const ErrorData *edata,
 
 	ereport(LOG,
 			(errcode(edata->sqlerrcode),
-			 errmsg("handler \"%s\" of topic \"%s\" in database \"%s\" has failed for message " INT64_FORMAT ", attempt %d, SQLSTATE %s",
+			 errmsg("handler \"%s\" of %s in database \"%s\" has failed for message " INT64_FORMAT ", attempt %d, SQLSTATE %s",
 					tasks->handler->function,
-					text_to_cstring(tasks->handler->topic),
+					outbox_handler_domain(tasks->handler),
 					outbox_background_database(), task->id, task->attempts,
 					unpack_sql_state(edata->sqlerrcode)),
 			 too_long ? errdetail("It was cancelled after %d ms.",
@@ -409,8 +442,8 @@ note_failure(const Tasks *tasks, Task *task, const ErrorData *edata,
 }
 
 /*
- * Call the function for one message, in a subtransaction.  alone: nothing that was
- * done before in this transaction can be why it fails.
+ * Call the function for one message, in a subtransaction.  alone: nothing done
+ * earlier in this transaction can be the cause if it fails.
  */
 static void
 try_function(const Tasks *tasks, Task *task, bool alone)
@@ -422,8 +455,9 @@ try_function(const Tasks *tasks, Task *task, bool alone)
 	log_call(tasks, task);
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);
-	/* what it sets is not to outlive it */
+	/* undo its changes of settings */
 	save_nestlevel = NewGUCNestLevel();
+	outbox_cause_begin(&task->message_id, task->traceparent);
 	begin_limit(tasks->handler);
 	PG_TRY();
 	{
@@ -433,6 +467,7 @@ try_function(const Tasks *tasks, Task *task, bool alone)
 		PopActiveSnapshot();
 		ReleaseCurrentSubTransaction();
 		(void) end_limit();
+		outbox_cause_end();
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
 		task->state = TASK_DONE;
@@ -442,6 +477,7 @@ try_function(const Tasks *tasks, Task *task, bool alone)
 		bool		too_long = end_limit();
 		ErrorData  *edata;
 
+		outbox_cause_end();
 		MemoryContextSwitchTo(context);
 		edata = CopyErrorData();
 		FlushErrorState();
@@ -457,7 +493,9 @@ try_function(const Tasks *tasks, Task *task, bool alone)
 	PG_END_TRY();
 }
 
-/* Must this one wait for another of its stream, which has failed just now? */
+/*
+ * Must this message wait for another one of its stream, which has just failed?
+ */
 static bool
 is_behind(List *some, const Task *task)
 {
@@ -508,8 +546,8 @@ handle(const Tasks *tasks, List *some)
 /* ---------------------------------------------------------------------- */
 
 /*
- * Handle some messages in a transaction of their own.  NULL if it was committed;
- * else nothing was done, and this is why.
+ * Handle some messages in a transaction of their own.  Returns NULL if it was
+ * committed, otherwise the error; then nothing was done.
  */
 static ErrorData *
 try_transaction(const Tasks *tasks, List *some, bool *too_long)
@@ -524,7 +562,7 @@ try_transaction(const Tasks *tasks, List *some, bool *too_long)
 	{
 		outbox_background_begin();
 		handle(tasks, some);
-		/* what is deferred until now is the function's, too */
+		/* deferred triggers count as part of the function */
 		begin_limit(tasks->handler);
 		outbox_background_commit();
 		(void) end_limit();
@@ -578,8 +616,8 @@ handle_some(const Tasks *tasks, List *some)
 }
 
 /*
- * From the first one that may have taken its worker down, all are given back, to
- * be claimed one by one; if it is the first, it is kept.
+ * Release all messages from the first one that may have crashed its worker, to
+ * be claimed one by one; if it is the first of the batch, keep it.
  */
 static void
 set_apart_suspects(Tasks *tasks)
@@ -599,8 +637,8 @@ set_apart_suspects(Tasks *tasks)
 }
 
 /*
- * One batch.  Must be called in a process that is connected as the handler's role,
- * outside of any transaction.  How many messages that was.
+ * Handle one batch; returns the number of messages.  Must be called in a
+ * process that is connected as the handler's role, outside of a transaction.
  */
 int
 outbox_handler_run(const OutboxHandler *handler, Oid function)

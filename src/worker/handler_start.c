@@ -2,15 +2,16 @@
  * handler_start.c
  *	  Running handlers without a launcher.
  *
- * No handler ever runs in a session that goes on afterwards with somebody else's
- * rights, because what it leaves there (a type in pg_temp is enough) would be used
- * with them.  So who wants handlers run by hand starts a background process for
- * each role, connected as that role, which needs no preloading, and waits until all
- * have ended.  They tell in a piece of shared memory how many messages they have
+ * No handler ever runs in a session that afterwards goes on with the
+ * privileges of another role, because objects that it leaves there (a type in
+ * pg_temp is enough) would be used with these privileges.  So to run handlers
+ * by hand, a session starts a background process for each role, connected as
+ * that role, which does not need preloading, and waits until all have ended.
+ * They report in a segment of shared memory how many messages they have
  * handled.
  *
- * The caller's transaction is open meanwhile, so it must not hold anything that a
- * handler could wait for: nobody would see that deadlock.
+ * The caller's transaction stays open in the meantime, so it must not hold
+ * anything that a handler could wait for: that deadlock would not be detected.
  */
 #include "postgres.h"
 
@@ -40,12 +41,12 @@
 #include "worker/handler_start.h"
 
 /*
- * A process begins no further batch after this time, so that the caller gets to
- * its other work.
+ * A process begins no further batch after this time, so that the caller can go
+ * on with its other work.
  */
 #define MAX_RUN_MS 5000
 
-/* What one process is to do, and how far it came. */
+/* The task of one process, and its progress. */
 typedef struct Order
 {
 	Oid			dbid;
@@ -55,7 +56,7 @@ typedef struct Order
 	bool		ended_well;
 } Order;
 
-/* A process, as its starter sees it. */
+/* A process, as seen by the session that starts it. */
 typedef struct Process
 {
 	BackgroundWorkerHandle *handle; /* NULL: not started, or has ended */
@@ -66,7 +67,7 @@ typedef struct Process
 /* The background process                                                 */
 /* ---------------------------------------------------------------------- */
 
-/* Handlers that came with a dump. */
+/* Bind handlers that came with a dump. */
 static void
 bind_handlers(void)
 {
@@ -76,7 +77,7 @@ bind_handlers(void)
 	outbox_background_commit();
 }
 
-/* Our handlers, copied. */
+/* Find the handlers of the role; returns copies. */
 static List *
 find_handlers(Oid roleid, MemoryContext context)
 {
@@ -113,7 +114,7 @@ find_function(const OutboxHandler *handler)
 	return function;
 }
 
-/* One batch of a handler; how many messages that was. */
+/* Handle one batch of a handler; returns the number of messages. */
 static int
 run_batch(const OutboxHandler *handler, Order *order, MemoryContext context)
 {
@@ -139,7 +140,9 @@ run_batch(const OutboxHandler *handler, Order *order, MemoryContext context)
 	return n;
 }
 
-/* Batch after batch of all handlers, until nothing is left, or time is over. */
+/*
+ * Handle batches of all handlers, until nothing is left, or the time is over.
+ */
 static void
 run_handlers(Order *order, MemoryContext context)
 {
@@ -161,6 +164,7 @@ run_handlers(Order *order, MemoryContext context)
 			 !TimestampDifferenceExceeds(began, GetCurrentTimestamp(), MAX_RUN_MS));
 }
 
+/* Main function of the background process. */
 void
 outbox_handlers_main(Datum arg)
 {
@@ -168,6 +172,7 @@ outbox_handlers_main(Datum arg)
 	Order	   *order;
 	int			number;
 
+	outbox_background_require_version();
 	memcpy(&number, MyBgworkerEntry->bgw_extra, sizeof(number));
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
@@ -191,25 +196,26 @@ outbox_handlers_main(Datum arg)
 /* The caller                                                             */
 /* ---------------------------------------------------------------------- */
 
-/* Can there be anything for this handler? */
+/* Can there be messages for this handler? */
 static bool
 may_have_messages(const OutboxHandler *handler)
 {
-	uint32		namespace_hash = outbox_namespace_hash(handler->namespace);
-	uint32		topic_hash = outbox_topic_hash(handler->topic);
-	OutboxLaneFilter filter = {&namespace_hash, &topic_hash, 1};
+	OutboxLaneFilter filter;
 	Oid			queue = outbox_store(OUTBOX_QUEUE)->table;
 	OutboxTopicKeys paused;
 	TimestampTz due;
 	bool		silent;
 
+	if (outbox_handler_is_paused(handler))
+		return false;
+	outbox_handler_filter(handler, &filter);
 	outbox_policy_paused(OUTBOX_QUEUE, &paused);
 	return !outbox_walk_uses_memory(queue) ||
 		!outbox_directory_next_due(queue, &filter, &paused, &due, &silent) ||
 		due <= GetCurrentTimestamp();
 }
 
-/* As which role can a handler be run?  Invalid if it cannot. */
+/* The role as which a handler can be run; invalid if it cannot be run. */
 static Oid
 role_of(const OutboxHandler *handler)
 {
@@ -217,7 +223,7 @@ role_of(const OutboxHandler *handler)
 	Oid			roleid = handler->role_oid;
 	OutboxHandlerProblem problem = outbox_handler_check(handler, &function);
 
-	/* its process will bind it */
+	/* the process will bind it */
 	if (problem == OUTBOX_HANDLER_UNBOUND &&
 		outbox_handler_find_binding(handler, &function, &roleid))
 		return roleid;
@@ -225,13 +231,16 @@ role_of(const OutboxHandler *handler)
 		return roleid;
 	ereport(WARNING,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("handler \"%s\" of topic \"%s\" cannot be called: it %s",
-					handler->function, text_to_cstring(handler->topic),
+			 errmsg("handler \"%s\" of %s cannot be called: it %s",
+					handler->function, outbox_handler_domain(handler),
 					outbox_handler_problem_text(problem))));
 	return InvalidOid;
 }
 
-/* Roles that the caller may act for, whose handlers may have something to do. */
+/*
+ * The roles whose privileges the caller has, and whose handlers may have
+ * messages.
+ */
 static List *
 roles_to_start(void)
 {
@@ -268,7 +277,7 @@ wait_for(Process *process)
 	if (WaitForBackgroundWorkerShutdown(process->handle) == BGWH_POSTMASTER_DIED)
 		ereport(FATAL,
 				(errcode(ERRCODE_ADMIN_SHUTDOWN),
-				 errmsg("the server has gone down")));
+				 errmsg("cannot start background processes without postmaster")));
 	pfree(process->handle);
 	process->handle = NULL;
 	if (!process->order->ended_well || process->order->nfailed > 0)
@@ -280,8 +289,8 @@ wait_for(Process *process)
 }
 
 /*
- * Start all, as many at a time as workers may, in their order.  Where the server
- * has no room for another, go on when one has ended.
+ * Start all processes in order, as many at a time as outbox allows for
+ * workers.  If the server has no free slot, go on when one has ended.
  */
 static void
 run_processes(Process *processes, int n, dsm_segment *segment)
@@ -297,8 +306,8 @@ run_processes(Process *processes, int n, dsm_segment *segment)
 			if (oldest == i)
 				ereport(ERROR,
 						(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-						 errmsg("the server has no room for a background process"),
-						 errhint("Raise max_worker_processes.")));
+						 errmsg("could not register background process"),
+						 errhint("You may need to increase max_worker_processes.")));
 			wait_for(&processes[oldest++]);
 		}
 	}
@@ -307,8 +316,8 @@ run_processes(Process *processes, int n, dsm_segment *segment)
 }
 
 /*
- * Run the handlers of all roles that the caller may act for, in processes of their
- * own, and wait for them; how many messages were handled.
+ * Run the handlers of all roles whose privileges the caller has, in separate
+ * processes, and wait for them; returns the number of messages handled.
  */
 int64
 outbox_handlers_start(void)
@@ -323,8 +332,8 @@ outbox_handlers_start(void)
 	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
 		ereport(ERROR,
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
-				 errmsg("handlers cannot be started in a transaction that has written something"),
-				 errdetail("They could wait for it, while it waits for them.")));
+				 errmsg("cannot start handlers in a transaction that has written something"),
+				 errdetail("The handlers could wait for this transaction, while it waits for them.")));
 	roles = roles_to_start();
 	n = list_length(roles);
 	if (n == 0)

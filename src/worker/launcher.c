@@ -1,11 +1,12 @@
 /*
  * launcher.c
- *	  The background process that keeps workers where there is work.
+ *	  The background process that starts workers.
  *
- * It is connected to no database, so it is in nobody's way.  It knows the
- * databases from pg_database; whether one has the extension, a worker finds
- * out that goes there once.  It sleeps until somebody calls for a worker,
- * something is due somewhere, or it is time to look for new databases.
+ * It is not connected to a database, so that it does not prevent dropping one.
+ * It reads the databases from pg_database; a worker that visits each of them
+ * once finds out whether it has the extension.  The launcher sleeps until a
+ * session calls for a worker, something is due in a database, or it is time to
+ * look for new databases.
  */
 #include "postgres.h"
 
@@ -25,44 +26,49 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
-#include "utils/wait_event.h"
 
 #include "shmem/directory.h"
 #include "shmem/posts.h"
 #include "shmem/troubles.h"
 #include "util/guc.h"
+#include "util/wait_event.h"
 #include "worker/background.h"
 #include "worker/launcher.h"
 #include "worker/worker.h"
 
-/* When a worker fails, the next one is started after a growing delay. */
+/*
+ * After a worker has failed, the next one is started after a delay, which
+ * doubles.
+ */
 #define RETRY_MIN_MS 1000
 #define RETRY_MAX_MS 60000
 
-/* However often somebody says that there may be a new database. */
+/* Minimum interval between two searches for new databases. */
 #define DISCOVER_MIN_MS 500
 
-/* How often the delay doubles before a lease that has ended is looked at again. */
+/*
+ * How often the delay doubles before a lease that has ended is checked again.
+ */
 #define LEASE_PATIENCE 4
 
-/* The clock may go back by so much without anybody caring. */
+/* Steps of the clock backwards up to this are ignored. */
 #define CLOCK_SLACK_MS 1000
 
 /*
- * The launcher does not sleep longer than this, whatever comes next: the clock may
- * have been set meanwhile, and what was far away may be due.
+ * Maximum sleep of the launcher: if the clock is set in the meantime,
+ * something may be due earlier than expected.
  */
 #define CLOCK_LOOK_MS 10000
 
-/* When the server has no room for a worker. */
+/* Delay after the server had no free slot for a worker. */
 #define NO_SLOTS_MS 10000
 
 static OutboxWorkersState *state;
 
-/* Of the posts with a worker; by their place in the array. */
+/* Handles of workers, by the index of their post. */
 static BackgroundWorkerHandle *handles[OUTBOX_MAX_POSTS];
 
-/* Names in outbox.databases that we have complained about. */
+/* Names in outbox.databases that were reported as missing. */
 static List *absent = NIL;
 
 /* ---------------------------------------------------------------------- */
@@ -74,9 +80,10 @@ typedef struct Database
 {
 	Oid			dbid;
 	char	   *name;
-	bool		open;			/* may be connected to, and is no template */
+	bool		open;			/* allows connections, and is not a template */
 } Database;
 
+/* Read pg_database, into the given context. */
 static List *
 read_databases(MemoryContext context)
 {
@@ -99,7 +106,7 @@ read_databases(MemoryContext context)
 		database = palloc_object(Database);
 		database->dbid = form->oid;
 		database->name = pstrdup(NameStr(form->datname));
-		/* a limit of -2 marks one whose DROP was interrupted */
+		/* a limit of -2 marks a database whose DROP was interrupted */
 		database->open = form->datallowconn && !form->datistemplate &&
 			form->datconnlimit != -2;
 		result = lappend(result, database);
@@ -125,7 +132,7 @@ names_have(List *names, const char *name)
 	return false;
 }
 
-/* Say once that a database we are to serve is not there. */
+/* Log once that a database that should be served is missing. */
 static void
 complain_of_absent(List *names, List *databases)
 {
@@ -146,7 +153,7 @@ complain_of_absent(List *names, List *databases)
 		if (there || names_have(absent, lfirst(lc)))
 			continue;
 		ereport(LOG,
-				(errmsg("outbox launcher: database \"%s\" of outbox.databases cannot be connected to",
+				(errmsg("outbox launcher: database \"%s\" in outbox.databases does not exist or does not allow connections",
 						(char *) lfirst(lc))));
 		old = MemoryContextSwitchTo(TopMemoryContext);
 		absent = lappend(absent, pstrdup(lfirst(lc)));
@@ -160,7 +167,7 @@ is_wanted(const Database *database, List *names, bool all)
 	return database->open && (all || names_have(names, database->name));
 }
 
-/* Posts that nobody wants any more go. */
+/* Free posts that are no longer needed. */
 static void
 free_unserved(void)
 {
@@ -180,9 +187,9 @@ free_unserved(void)
 }
 
 /*
- * A database is to be served; false if there is no room.  It is visited when it is
- * new, to see whether it has the extension; if it has not, CREATE EXTENSION will
- * call.  visit: look again, all the same.
+ * Make a post for a database that must be served; false if there is no room.
+ * A new one is visited to see whether it has the extension; if it has not,
+ * CREATE EXTENSION will call.  visit: visit it again in any case.
  */
 static bool
 serve_database(Oid dbid, bool visit)
@@ -198,7 +205,7 @@ serve_database(Oid dbid, bool visit)
 	return true;
 }
 
-/* Say once that there are more than can be served. */
+/* Log once that there are more posts than can be served. */
 static void
 complain_of_room(bool no_room)
 {
@@ -212,7 +219,10 @@ complain_of_room(bool no_room)
 	complained = no_room;
 }
 
-/* Take databases on, and let go of those that are gone. */
+/*
+ * Make posts for databases to serve, and free those of databases that are
+ * gone.
+ */
 static void
 assign_posts(List *databases, List *names, bool all, bool visit)
 {
@@ -227,7 +237,7 @@ assign_posts(List *databases, List *names, bool all, bool visit)
 		if (!OidIsValid(state->posts[i].roleid))
 			state->posts[i].served = false;
 	}
-	/* those that are served already; then there is room for others */
+	/* first those that are served already, then others */
 	foreach(lc, databases)
 	{
 		const Database *database = lfirst(lc);
@@ -303,7 +313,7 @@ start_worker(int at, const OutboxWorkerOrder *order)
 	return RegisterDynamicBackgroundWorker(&worker, &handles[at]);
 }
 
-/* Have the extension's own worker of a database look again. */
+/* Call the extension's own worker of a database. */
 static void
 call_own(Oid dbid)
 {
@@ -316,14 +326,14 @@ call_own(Oid dbid)
 		SetLatch(own->latch);
 }
 
-/* The delay after so many failures in a row, and another one. */
+/* The delay after one more failure than so many in a row. */
 static int
 retry_ms(int failures)
 {
 	return Min((int64) RETRY_MIN_MS << Min(failures, 16), RETRY_MAX_MS);
 }
 
-/* A worker has ended: is it to be started again, and when? */
+/* A worker has ended: determine whether and when to start another one. */
 static void
 note_end(OutboxPost *post, TimestampTz now)
 {
@@ -339,22 +349,22 @@ note_end(OutboxPost *post, TimestampTz now)
 	post->called = false;
 
 	/*
-	 * one that has worked for longer than it would now have to wait has not
+	 * a worker that has run for longer than the delay does not count as
 	 * failed again
 	 */
 	if (TimestampDifferenceExceeds(post->started_at, now, retry_ms(post->failures)))
 		post->failures = 0;
 	post->due = TimestampTzPlusMilliseconds(now, retry_ms(post->failures));
 	post->failures++;
-	/* is the database still there? */
+	/* does the database still exist? */
 	if (post->failures > 1)
 		state->discover = true;
-	/* does the role still exist, and may it connect? */
+	/* does the role still exist, and can it log in? */
 	if (OidIsValid(post->roleid))
 		call_own(post->dbid);
 }
 
-/* Which workers have ended?  How many of each kind have not? */
+/* Find workers that have ended, and count the others of each kind. */
 static void
 count_running(TimestampTz now, int *nrunning)
 {
@@ -382,7 +392,7 @@ count_running(TimestampTz now, int *nrunning)
 	}
 }
 
-/* Does this post want a worker, by now? */
+/* Does this post need a worker now? */
 static bool
 wants_worker(const OutboxPost *post, TimestampTz now)
 {
@@ -390,7 +400,9 @@ wants_worker(const OutboxPost *post, TimestampTz now)
 		(post->due <= now || (post->called && post->failures == 0));
 }
 
-/* Of the posts of a kind that want a worker, the one that had none for longest. */
+/*
+ * Among the posts of a kind that need a worker, the least recently served one.
+ */
 static int
 next_post(OutboxPostKind kind, TimestampTz now, int *nwaiting)
 {
@@ -410,7 +422,7 @@ next_post(OutboxPostKind kind, TimestampTz now, int *nwaiting)
 	return best;
 }
 
-/* Start a worker for this post; false if the server has no room. */
+/* Start a worker for this post; false if the server has no free slot. */
 static bool
 serve(int at, TimestampTz now)
 {
@@ -418,7 +430,7 @@ serve(int at, TimestampTz now)
 	OutboxWorkerOrder order;
 
 	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
-	/* a worker may have let go of the post since we looked */
+	/* the state of the post may have changed since it was read */
 	if (!wants_worker(post, now))
 	{
 		LWLockRelease(&state->lock);
@@ -441,7 +453,7 @@ serve(int at, TimestampTz now)
 	return false;
 }
 
-/* There are posts of this kind without a worker: those with nothing to do leave. */
+/* Posts of this kind wait for a worker: make idle workers leave. */
 static void
 hurry(OutboxPostKind kind)
 {
@@ -458,9 +470,9 @@ hurry(OutboxPostKind kind)
 }
 
 /*
- * Start workers where they are wanted; true if the server has no room.  Each kind
- * has its own number of them, so that no handler keeps the extension's own work
- * from any database.
+ * Start workers where they are needed; returns true if the server has no free
+ * slot.  Each kind has a limit of its own, so that handlers cannot keep the
+ * extension's own work from being done.
  */
 static bool
 start_workers(int *nrunning, TimestampTz now)
@@ -489,8 +501,8 @@ start_workers(int *nrunning, TimestampTz now)
 	}
 	if (!room && !state->no_slots)
 		ereport(LOG,
-				(errmsg("outbox launcher: the server has no room for a worker"),
-				 errhint("Raise max_worker_processes.")));
+				(errmsg("outbox launcher: could not register background process"),
+				 errhint("You may need to increase max_worker_processes.")));
 	state->no_slots = !room;
 	return !room;
 }
@@ -499,17 +511,18 @@ start_workers(int *nrunning, TimestampTz now)
 /* Time                                                                   */
 /* ---------------------------------------------------------------------- */
 
-/* The lease that ended first in a database, and the worker that went there. */
+/* The first lease of a database to end, and the worker that was sent there. */
 typedef struct LeaseVisit
 {
 	TimestampTz ended;
 	TimestampTz visited;
-	int			vain;			/* visits that have not changed it */
+	int			vain;			/* visits without effect */
 } LeaseVisit;
 
 /*
- * A lease of this database has ended.  Where a worker has been without changing
- * that, because somebody holds on to it, the next one comes later each time.
+ * A lease of this database has ended.  If a worker was there without effect,
+ * because another transaction has locked the row, the next visit is delayed
+ * further each time.
  */
 static TimestampTz
 look_again_at(const OutboxPost *post, TimestampTz ended)
@@ -533,9 +546,9 @@ look_again_at(const OutboxPost *post, TimestampTz ended)
 }
 
 /*
- * Have somebody look where leases have ended; when does the next one?  Where
- * one has ended already, a worker is there, or waits for its turn, or for the
- * end of its delay: each of these wakes us.
+ * Set posts due whose leases have ended; returns when the next lease ends.  If
+ * one has ended already, there is a worker, or a post that waits for its turn,
+ * or for the end of its delay: each of these wakes the launcher.
  */
 static TimestampTz
 watch_leases(TimestampTz now)
@@ -565,7 +578,7 @@ watch_leases(TimestampTz now)
 	return next;
 }
 
-/* When is there something to do, if nobody calls? */
+/* The time when there will be something to do, without a call. */
 static TimestampTz
 next_due(TimestampTz next_discovery, bool no_room, TimestampTz now)
 {
@@ -585,8 +598,8 @@ next_due(TimestampTz next_discovery, bool no_room, TimestampTz now)
 }
 
 /*
- * Has the clock been set back?  Then what was to be done after a delay would come
- * too late by that much: everybody looks again.
+ * Check whether the clock was set back.  Then everything that waits for a time
+ * would be late by that much, so all posts are called.
  */
 static void
 watch_clock(TimestampTz now)
@@ -627,8 +640,8 @@ resign(int code, Datum arg)
 }
 
 /*
- * Workers of a launcher before us go on; of those we have no handle, and know
- * that one has ended when it has taken back its latch.
+ * Take over the workers of a previous launcher, which go on.  There are no
+ * handles for them; one has ended when it has removed its latch.
  */
 static void
 take_over(void)
@@ -639,6 +652,7 @@ take_over(void)
 	before_shmem_exit(resign, (Datum) 0);
 }
 
+/* Main function of the launcher. */
 void
 outbox_launcher_main(Datum arg)
 {
@@ -697,11 +711,14 @@ outbox_launcher_main(Datum arg)
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 Min(TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until),
 							 CLOCK_LOOK_MS),
-						 PG_WAIT_EXTENSION);
+						 outbox_wait_event(OUTBOX_WAIT_LAUNCHER));
 	}
 }
 
-/* From _PG_init, while the library is being preloaded. */
+/*
+ * Register the launcher.  Called by _PG_init, while the library is being
+ * preloaded.
+ */
 void
 outbox_launcher_register(void)
 {

@@ -1,6 +1,6 @@
 /*
  * launcher.h
- *	  The background process that keeps workers where there is work.
+ *	  The background process that starts workers.
  */
 #ifndef OUTBOX_LAUNCHER_H
 #define OUTBOX_LAUNCHER_H

@@ -2,27 +2,25 @@
  * round.c
  *	  What a worker does in one round.
  *
- * A round consists of parts, each in transactions of its own.  A part that fails
- * does not keep the worker from the others: it is logged once, and tried again
- * after a growing delay (troubles.c), until it works.
+ * A round consists of parts, each in transactions of its own.  A part that
+ * fails does not affect the others: it is logged once, and retried with an
+ * increasing delay (troubles.c), until it succeeds.
  *
- * At the end the worker finds out when there will be something to do.  What it
- * cannot know, or what is due but could not be done, it looks at again after a
- * delay that grows with each round that finds nothing (idle_delay): so a server
- * in which nothing happens comes to rest, whatever it holds.
+ * At the end the worker determines when there will be something to do.  If
+ * that is unknown, or if something is due that could not be done, it tries
+ * again after a delay that grows with each round that finds nothing
+ * (idle_delay): so a server on which nothing happens becomes idle, whatever
+ * its contents.
  */
 #include "postgres.h"
 
-#include "executor/spi.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "commands/extension.h"
 #include "core/reap.h"
-#include "outbox.h"
 #include "queue/handler.h"
 #include "queue/handler_bind.h"
 #include "queue/policy.h"
@@ -35,19 +33,21 @@
 #include "util/guc.h"
 #include "util/hash.h"
 #include "worker/background.h"
+#include "worker/deliver.h"
 #include "worker/handler_run.h"
 #include "worker/round.h"
 
-/* Things that are not called for are looked after this often. */
+/* Intervals of upkeep, which is work for which there are no calls, and of samples. */
 #define UPKEEP_INTERVAL_MS (60 * 60 * 1000)
+#define SAMPLE_INTERVAL_MS (60 * 1000)
 
 /*
- * But not at once: what was just created may get the partitions of its history
- * from a dump.
+ * The first upkeep is later, because the partitions of a new database may come
+ * with a dump.
  */
 #define FIRST_UPKEEP_MS (5 * 60 * 1000)
 
-/* Looking again after a round that has found nothing. */
+/* Delay after a round that has found nothing. */
 #define IDLE_MIN_MS 100
 #define IDLE_MAX_MS 30000
 
@@ -55,8 +55,8 @@
 #define DISPATCH_BATCH 1000
 
 /*
- * Each wait has a subtransaction; with more than 64 of them the snapshots of the
- * whole server would suffer.
+ * Each wait takes a subtransaction; more than 64 of them would slow down all
+ * snapshots of the server.
  */
 #define WAIT_BATCH 50
 
@@ -85,22 +85,13 @@ commit(void)
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
 
-/* Run a statement that gives one number. */
+/* Run a statement that returns one number, in a transaction. */
 static int64
 run_sql(const char *sql)
 {
-	bool		isnull;
-	int64		result;
+	int64		result = outbox_background_number(sql);
 
-	begin(sql);
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	if (SPI_execute(sql, false, 1) != SPI_OK_SELECT || SPI_processed != 1)
-		elog(ERROR, "could not run \"%s\"", sql);
-	result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0],
-										 SPI_tuptable->tupdesc, 1, &isnull));
-	SPI_finish();
-	commit();
+	MemoryContextSwitchTo(round_context);
 	return result;
 }
 
@@ -108,7 +99,7 @@ run_sql(const char *sql)
 /* Parts                                                                  */
 /* ---------------------------------------------------------------------- */
 
-/* Does a part of the round; how much there was to do. */
+/* Does a part of the round; returns how much there was to do. */
 typedef int64 (*PartWork) (void *arg);
 
 static void
@@ -117,7 +108,7 @@ wake_at(TimestampTz at)
 	current->due = Min(current->due, at);
 }
 
-/* How long to wait before looking again, in vain so far. */
+/* The time of the next try, after tries that had no effect. */
 static TimestampTz
 after_idle_delay(int min_ms)
 {
@@ -128,8 +119,8 @@ after_idle_delay(int min_ms)
 }
 
 /*
- * The same as outbox_directory_next_due; while there are prepared transactions, of
- * whose end nobody tells, look again before.
+ * Like outbox_directory_next_due, but earlier while there are prepared
+ * transactions, whose end is not reported.
  */
 static bool
 known_due(const OutboxStore *store, const OutboxLaneFilter *filter,
@@ -145,9 +136,9 @@ known_due(const OutboxStore *store, const OutboxLaneFilter *filter,
 }
 
 /*
- * When does something become due in the lanes of a store that the filter chooses?
- * If memory does not know yet, since nobody has claimed there, or since it had no
- * room for all lanes, list lanes.
+ * The time when something becomes due in the lanes of a store that the filter
+ * selects.  If shared memory does not know it, because there was no claim yet,
+ * or no memory for all lanes, lists lanes.
  */
 static TimestampTz
 lanes_due(const OutboxStore *store, const OutboxLaneFilter *filter)
@@ -160,7 +151,7 @@ lanes_due(const OutboxStore *store, const OutboxLaneFilter *filter)
 
 	if (outbox_walk_uses_memory(store->table))
 	{
-		/* who resumes a topic calls us */
+		/* resume_topic calls this worker */
 		outbox_policy_paused(store->kind, &paused);
 		if (known_due(store, filter, &paused, &due))
 			return due;
@@ -173,34 +164,22 @@ lanes_due(const OutboxStore *store, const OutboxLaneFilter *filter)
 	return after_idle_delay(outbox_poll_interval);
 }
 
-/* Not to be logged: the extension has been dropped under us. */
-static bool
-extension_is_gone(void)
-{
-	bool		gone;
-
-	outbox_background_begin();
-	gone = !OidIsValid(get_extension_oid(OUTBOX_EXTENSION, true));
-	(void) outbox_background_database();
-	outbox_background_commit();
-	MemoryContextSwitchTo(round_context);
-	return gone;
-}
-
 /*
- * An error was caught.  Messages of data exceptions can contain the data, which
- * is not to be logged.
+ * Record an error that was caught.  Messages of data exceptions may contain
+ * data, which must not be logged.
  */
 static void
 note_error(OutboxPart part, int64 lane, const char *name)
 {
 	ErrorData  *edata;
+	bool		gone;
 
 	MemoryContextSwitchTo(round_context);
 	edata = CopyErrorData();
 	outbox_background_abort();
+	gone = outbox_background_extension_is_gone();
 	MemoryContextSwitchTo(round_context);
-	if (extension_is_gone())
+	if (gone)
 		return;
 	if (outbox_trouble_note(part, lane, edata->sqlerrcode))
 		ereport(LOG,
@@ -210,13 +189,22 @@ note_error(OutboxPart part, int64 lane, const char *name)
 						ERRCODE_TO_CATEGORY(edata->sqlerrcode) == ERRCODE_DATA_EXCEPTION ?
 						"bad data" : edata->message,
 						unpack_sql_state(edata->sqlerrcode)),
-				 errdetail("It is tried again, after a growing delay, and everything else goes on."),
+				 errdetail("It is retried with an increasing delay, and other work goes on."),
 				 errhidestmt(true), errhidecontext(true)));
 	wake_at(Max(outbox_trouble_next_try(part, lane),
 				after_idle_delay(IDLE_MIN_MS)));
 }
 
-/* Do a part of the round, unless it has failed a moment ago. */
+static void
+note_success(OutboxPart part, int64 lane, const char *name)
+{
+	if (outbox_trouble_over(part, lane))
+		ereport(LOG,
+				(errmsg("outbox worker in database \"%s\": %s can be done again",
+						outbox_background_database(), name)));
+}
+
+/* Do a part of the round, unless it has failed and its next try is later. */
 static void
 run_part(OutboxPart part, int64 lane, const char *name, PartWork work, void *arg)
 {
@@ -231,10 +219,7 @@ run_part(OutboxPart part, int64 lane, const char *name, PartWork work, void *arg
 	PG_TRY();
 	{
 		current->done += work(arg);
-		if (outbox_trouble_over(part, lane))
-			ereport(LOG,
-					(errmsg("outbox worker in database \"%s\": %s can be done again",
-							outbox_background_database(), name)));
+		note_success(part, lane, name);
 	}
 	PG_CATCH();
 	{
@@ -256,35 +241,89 @@ evaluate_waits(void *arg)
 				   CppAsString2(WAIT_BATCH) ")::bigint");
 }
 
+/*
+ * Dispatch timers or runs; these are separate parts, since a table can be
+ * locked.
+ */
 static int64
-dispatch_timers(void *arg)
+dispatch(void *arg)
 {
+	const OutboxStoreKind *kind = arg;
+
+	Assert(*kind == OUTBOX_TIMERS || *kind == OUTBOX_RUNS);
 	if (!outbox_dispatch_timers)
 		return 0;
-	return run_sql("SELECT (dispatched + refused)::bigint FROM outbox._dispatch_due("
-				   CppAsString2(DISPATCH_BATCH) ")");
+	return run_sql(psprintf("SELECT (dispatched + left_over)::bigint FROM outbox._dispatch_due(%s, %d)",
+							*kind == OUTBOX_RUNS ? "true" : "false", DISPATCH_BATCH));
+}
+
+static void
+publication_failed(void)
+{
+	note_error(OUTBOX_PART_DELIVERIES, 0, "delivering a publication");
+}
+
+/*
+ * Deliver publications.  This goes on when one of them cannot be delivered, which is
+ * not tried again until its time has come.
+ */
+static void
+deliver_publications(void)
+{
+	TimestampTz next_try = outbox_trouble_next_try(OUTBOX_PART_DELIVERIES, 0);
+	bool		over = false;
+
+	CHECK_FOR_INTERRUPTS();
+	current->done += outbox_deliver_pending(next_try <= GetCurrentTimestamp(),
+											publication_failed, &over);
+	if (over)
+		note_success(OUTBOX_PART_DELIVERIES, 0, "delivering a publication");
+	else if (next_try > GetCurrentTimestamp())
+		wake_at(next_try);
+}
+
+/* What else publish and subscribe leave to the background. */
+static int64
+serve_subscriptions(void *arg)
+{
+	return run_sql("SELECT coalesce(nullif(outbox._replay(), 0),"
+				   " outbox._forget_subscribers(5000))");
 }
 
 static int64
 reap(void *arg)
 {
-	int64		n = 0;
+	int64		n;
 
 	begin("outbox: reap");
-	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
-		n += outbox_reap(outbox_store(kind), REAP_BATCH);
+	n = outbox_reap(outbox_store(*(const OutboxStoreKind *) arg), REAP_BATCH);
 	commit();
 	return n;
 }
 
-/* A step of this part of cleanup; more than 0 if it must go on. */
+/* Do a step of this part of cleanup; more than 0 if there is more to do. */
 static int64
 clean_up(void *arg)
 {
 	return run_sql(psprintf("SELECT outbox._cleanup_step('%s')", (const char *) arg));
 }
 
-/* When is cleanup wanted again? */
+/* The parts of outbox._cleanup_parts. */
+static const char *const cleanups[] = {
+	"partitions", "archive", "unsorted", "dead", "inbox_done", "inbox_dead",
+	"timer_done", "timer_dead", "run_done", "run_dead", "keys", "received",
+	"receptors", "perspectives", "joins", "publications", "depth"
+};
+
+static void
+run_cleanup(int part)
+{
+	run_part(OUTBOX_PART_RETENTION, part,
+			 psprintf("retention (%s)", cleanups[part]), clean_up,
+			 unconstify(char *, cleanups[part]));
+}
+
+/* Get the interval of cleanup. */
 static int64
 find_interval(void *arg)
 {
@@ -300,19 +339,13 @@ reconcile_joins(void *arg)
 }
 
 /*
- * What nobody calls for: retention, the partitions to come, members whose end
- * nobody has counted.  Retention goes on until nothing is left to remove; a step of
- * each part of it in a round, so that waits and timers do not wait for it.
+ * Work for which there are no calls: retention, new partitions, members that
+ * were not counted.  Retention goes on until nothing is left to remove, one
+ * step of each part in a round, so that waits and timers are not delayed.
  */
 static void
 upkeep(void)
 {
-	/* those of outbox._cleanup_parts */
-	static const char *const cleanups[] = {
-		"partitions", "archive", "unsorted", "dead", "inbox_done", "inbox_dead",
-		"timer_done", "timer_dead", "run_done", "run_dead", "received",
-		"receptors", "perspectives", "joins"
-	};
 	TimestampTz now = GetCurrentTimestamp();
 	int64		interval = UPKEEP_INTERVAL_MS;
 	int64		before;
@@ -320,14 +353,14 @@ upkeep(void)
 
 	if (post->next_upkeep == 0)
 		post->next_upkeep = TimestampTzPlusMilliseconds(now, FIRST_UPKEEP_MS);
-	/* it is never further ahead, unless the clock was set back */
+	/* it is later than that only if the clock was set back */
 	is_time = now >= post->next_upkeep ||
 		post->next_upkeep > TimestampTzPlusMilliseconds(now, UPKEEP_INTERVAL_MS);
 	if (is_time)
 	{
 		run_part(OUTBOX_PART_RETENTION, lengthof(cleanups), "retention",
 				 find_interval, &interval);
-		/* what fails has a next try of its own */
+		/* parts that fail have their own time of the next try */
 		LWLockAcquire(&state->lock, LW_EXCLUSIVE);
 		post->next_upkeep = TimestampTzPlusMilliseconds(now, interval);
 		LWLockRelease(&state->lock);
@@ -340,68 +373,76 @@ upkeep(void)
 	{
 		if (is_time || post->more_upkeep ||
 			outbox_trouble_next_try(OUTBOX_PART_RETENTION, i) != DT_NOBEGIN)
-			run_part(OUTBOX_PART_RETENTION, i,
-					 psprintf("retention (%s)", cleanups[i]), clean_up,
-					 unconstify(char *, cleanups[i]));
+			run_cleanup(i);
 	}
 	post->more_upkeep = current->done > before;
 	wake_at(post->next_upkeep);
+}
+
+static int64
+take_sample(void *arg)
+{
+	(void) run_sql("SELECT outbox._sample_depth()");
+	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
+	post->sampled_at = GetCurrentTimestamp();
+	LWLockRelease(&state->lock);
+	return 0;
+}
+
+/* Take a sample for outbox.depth, if it is time. */
+static void
+sample_depth(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (outbox_depth_retention == 0)
+		return;
+	/* a time in the future is from before the clock was set back */
+	if (post->sampled_at > now ||
+		now >= TimestampTzPlusMilliseconds(post->sampled_at, SAMPLE_INTERVAL_MS))
+		run_part(OUTBOX_PART_DEPTH, 0, "taking a sample", take_sample, NULL);
+	wake_at(Max(TimestampTzPlusMilliseconds(post->sampled_at, SAMPLE_INTERVAL_MS),
+				outbox_trouble_next_try(OUTBOX_PART_DEPTH, 0)));
 }
 
 /* ---------------------------------------------------------------------- */
 /* Looking after handlers                                                 */
 /* ---------------------------------------------------------------------- */
 
-/* When will a message of this topic be due? */
+/* The time when a message of this handler will be due. */
 static TimestampTz
 handler_due(const OutboxHandler *handler)
 {
-	uint32		namespace_hash = outbox_namespace_hash(handler->namespace);
-	uint32		topic_hash = outbox_topic_hash(handler->topic);
-	OutboxLaneFilter filter = {&namespace_hash, &topic_hash, 1};
+	OutboxLaneFilter filter;
 
-	/* who resumes a topic calls us */
-	if (outbox_policy_topic_is_paused(OUTBOX_QUEUE, handler->lane))
+	/* resume_topic, and subscribe, call this worker */
+	if (outbox_handler_is_paused(handler))
 		return DT_NOEND;
+	outbox_handler_filter(handler, &filter);
 	return lanes_due(outbox_store(OUTBOX_QUEUE), &filter);
 }
 
-static int
-problem_code(OutboxHandlerProblem problem)
-{
-	switch (problem)
-	{
-		case OUTBOX_HANDLER_NO_FUNCTION:
-			return ERRCODE_UNDEFINED_FUNCTION;
-		case OUTBOX_HANDLER_NO_ROLE:
-			return ERRCODE_UNDEFINED_OBJECT;
-		case OUTBOX_HANDLER_UNBOUND:
-			return ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
-		default:
-			return ERRCODE_INSUFFICIENT_PRIVILEGE;
-	}
-}
-
-/* A handler cannot be called.  Its messages stay where they are. */
+/* Record that a handler cannot be called.  Its messages wait. */
 static void
 note_problem(const OutboxHandler *handler, OutboxHandlerProblem problem)
 {
 	if (outbox_trouble_next_try(OUTBOX_PART_BINDING, handler->lane) <=
 		GetCurrentTimestamp() &&
 		outbox_trouble_note(OUTBOX_PART_BINDING, handler->lane,
-							problem_code(problem)))
+							outbox_handler_problem_code(problem)))
 		ereport(WARNING,
-				(errcode(problem_code(problem)),
-				 errmsg("handler \"%s\" of topic \"%s\" in database \"%s\" cannot be called: it %s",
-						handler->function, text_to_cstring(handler->topic),
+				(errcode(outbox_handler_problem_code(problem)),
+				 errmsg("handler \"%s\" of %s in database \"%s\" cannot be called: it %s",
+						handler->function, outbox_handler_domain(handler),
 						outbox_background_database(),
 						outbox_handler_problem_text(problem)),
-				 errhint("Put that right, or call outbox.unregister_handler, and outbox.register_handler again. Its messages wait.")));
+				 errhint("Fix the problem, or call outbox.unregister_handler and then outbox.register_handler. Its messages wait.")));
 }
 
 /*
- * When to look again whether a handler can be called: while it has messages, after
- * a growing delay; else when there is one, of which we are told.
+ * The time to check again whether a handler can be called: while it has
+ * messages, after an increasing delay; otherwise when there is one, which is a
+ * call.
  */
 static TimestampTz
 problem_due(const OutboxHandler *handler)
@@ -410,7 +451,7 @@ problem_due(const OutboxHandler *handler)
 			   outbox_trouble_next_try(OUTBOX_PART_BINDING, handler->lane));
 }
 
-/* Are there handlers that came with a dump? */
+/* Are there handlers that came with a dump, and are not bound? */
 static bool
 must_bind(void)
 {
@@ -425,7 +466,8 @@ must_bind(void)
 }
 
 /*
- * Which roles have handlers that can be called?  *troubled: the other handlers.
+ * List the roles that have handlers which can be called.  *troubled is set to
+ * the other handlers.
  */
 static List *
 roles_with_handlers(List **troubled)
@@ -450,8 +492,8 @@ roles_with_handlers(List **troubled)
 		}
 		if (outbox_trouble_over(OUTBOX_PART_BINDING, handler->lane))
 			ereport(LOG,
-					(errmsg("handler \"%s\" of topic \"%s\" in database \"%s\" can be called again",
-							handler->function, text_to_cstring(handler->topic),
+					(errmsg("handler \"%s\" of %s in database \"%s\" can be called again",
+							handler->function, outbox_handler_domain(handler),
 							outbox_background_database())));
 		roles = list_append_unique_oid(roles, handler->role_oid);
 	}
@@ -475,6 +517,10 @@ assign_roles(List *roles)
 		{
 			theirs->served = true;
 			theirs->due = DT_NOBEGIN;
+			/* its worker may still be there, and about to leave */
+			theirs->called = true;
+			if (theirs->latch != NULL)
+				SetLatch(theirs->latch);
 		}
 	}
 	for (OutboxPost *theirs = outbox_post_first(state, MyDatabaseId);
@@ -490,7 +536,7 @@ assign_roles(List *roles)
 	}
 }
 
-/* Roles whose handlers may have something to do get their post, or a call. */
+/* Make posts for roles with handlers, and call those that may have work. */
 static int64
 look_after_handlers(void *arg)
 {
@@ -501,15 +547,16 @@ look_after_handlers(void *arg)
 	begin("outbox: handlers");
 	roles = roles_with_handlers(&troubled);
 	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
-	assign_roles(roles);
-	/* who sends something to a handler that cannot be called, calls us */
+	/* settings may have changed since the round began */
+	assign_roles(post->served ? roles : NIL);
+	/* messages for a handler that cannot be called must call this worker */
 	outbox_post_no_lanes(post);
 	foreach(lc, troubled)
 		outbox_post_add_lane(post, ((OutboxHandler *) lfirst(lc))->lane);
 	if (state->launcher != NULL)
 		SetLatch(state->launcher);
 	LWLockRelease(&state->lock);
-	/* only now, so that what comes later calls us */
+	/* only now, so that later messages result in a call */
 	foreach(lc, troubled)
 		wake_at(problem_due(lfirst(lc)));
 	commit();
@@ -517,12 +564,12 @@ look_after_handlers(void *arg)
 }
 
 /* ---------------------------------------------------------------------- */
-/* When to be back                                                        */
+/* The next round                                                        */
 /* ---------------------------------------------------------------------- */
 
 /*
- * When will there be something to do, if nobody calls?  Leases that end are
- * the launcher's to watch.
+ * Determine when there will be something to do without a call.  The launcher
+ * watches leases.
  */
 static int64
 find_out_when(void *arg)
@@ -532,9 +579,13 @@ find_out_when(void *arg)
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz due;
 
-	/* something in doubt is tried again soon */
-	if (run_sql("SELECT count(*) FROM (SELECT FROM outbox.join_doubts"
+	/* rechecks are tried again soon */
+	if (run_sql("SELECT count(*) FROM (SELECT FROM outbox.join_rechecks"
 				" WHERE missed_at IS NULL LIMIT 1) d") > 0)
+		wake_at(after_idle_delay(IDLE_MIN_MS));
+
+	/* work that waits for the end of other transactions */
+	if (run_sql("SELECT outbox._publishes_later()::int::bigint") > 0)
 		wake_at(after_idle_delay(IDLE_MIN_MS));
 
 	/* a message that expires, or that could not be buried a moment ago */
@@ -542,7 +593,7 @@ find_out_when(void *arg)
 	due = outbox_reap_next_expiry(outbox_store(OUTBOX_QUEUE));
 	wake_at(due > now ? due : after_idle_delay(IDLE_MIN_MS));
 
-	/* a wait that was put back for a moment */
+	/* a wait that was postponed */
 	topic_hash = outbox_topic_hash(cstring_to_text(outbox_join_wait_topic));
 	wake_at(lanes_due(outbox_store(OUTBOX_QUEUE), &filter));
 	for (OutboxStoreKind kind = OUTBOX_TIMERS; kind <= OUTBOX_RUNS; kind++)
@@ -561,10 +612,17 @@ static void
 own_round(void)
 {
 	run_part(OUTBOX_PART_WAITS, 0, "evaluating waits", evaluate_waits, NULL);
-	run_part(OUTBOX_PART_TIMERS, 0, "dispatching timers and runs", dispatch_timers, NULL);
-	run_part(OUTBOX_PART_REAP, 0, "reaping", reap, NULL);
+	for (OutboxStoreKind kind = OUTBOX_TIMERS; kind <= OUTBOX_RUNS; kind++)
+		run_part(OUTBOX_PART_TIMERS, kind,
+				 kind == OUTBOX_TIMERS ? "dispatching timers" : "dispatching runs",
+				 dispatch, &kind);
+	deliver_publications();
+	run_part(OUTBOX_PART_SUBSCRIPTIONS, 0, "serving subscriptions", serve_subscriptions, NULL);
+	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
+		run_part(OUTBOX_PART_REAP, kind, "reaping", reap, &kind);
 	run_part(OUTBOX_PART_HANDLERS, 0, "looking after handlers", look_after_handlers, NULL);
 	upkeep();
+	sample_depth();
 	if (current->done == 0)
 		run_part(OUTBOX_PART_SCHEDULE, 0, "finding out when to be back", find_out_when, NULL);
 }
@@ -573,7 +631,7 @@ own_round(void)
 /* The work of handlers                                                   */
 /* ---------------------------------------------------------------------- */
 
-/* A handler of ours, and what to call. */
+/* A handler of this role, and the function to call. */
 typedef struct Callable
 {
 	OutboxHandler *handler;
@@ -581,8 +639,8 @@ typedef struct Callable
 } Callable;
 
 /*
- * Our handlers, until the end of the round.  Those that cannot be called are the
- * extension's own worker's to complain of.
+ * Find the handlers of this role, for this round.  The extension's own worker
+ * reports those that cannot be called.
  */
 static int64
 find_handlers(void *arg)
@@ -605,6 +663,8 @@ find_handlers(void *arg)
 		if (outbox_handler_check(handler, &function) != OUTBOX_HANDLER_FINE)
 		{
 			has_problem |= outbox_trouble_next_try(OUTBOX_PART_BINDING, handler->lane) == DT_NOBEGIN;
+			/* it may be gone before that worker sees it */
+			wake_at(Max(handler_due(handler), after_idle_delay(IDLE_MIN_MS)));
 			continue;
 		}
 		old = MemoryContextSwitchTo(round_context);
@@ -620,7 +680,7 @@ find_handlers(void *arg)
 	return 0;
 }
 
-/* Tell which lanes concern us. */
+/* Publish which lanes concern this worker. */
 static void
 publish_lanes(List *callables)
 {
@@ -646,7 +706,7 @@ run_handler(void *arg)
 	return n;
 }
 
-/* When will a message for our handlers become due? */
+/* Determine when a message for these handlers becomes due. */
 static int64
 find_out_when_handlers(void *arg)
 {
@@ -659,6 +719,7 @@ find_out_when_handlers(void *arg)
 	return 0;
 }
 
+/* A round of a worker that runs handlers. */
 static void
 handlers_round(void)
 {
@@ -684,13 +745,9 @@ handlers_round(void)
 /* The round                                                              */
 /* ---------------------------------------------------------------------- */
 
-/*
- * One round of whatever this post is there for.  "context" is that of a round; the
- * caller must have reset it.
- */
-void
-outbox_round_run(OutboxWorkersState *workers, OutboxPost *worker_post,
-				 MemoryContext context, OutboxRound *round)
+static void
+begin_round(OutboxWorkersState *workers, OutboxPost *worker_post,
+			MemoryContext context, OutboxRound *round)
 {
 	Assert(!IsTransactionState());
 	state = workers;
@@ -699,7 +756,32 @@ outbox_round_run(OutboxWorkersState *workers, OutboxPost *worker_post,
 	current = round;
 	round->done = 0;
 	round->due = DT_NOEND;
-	/* what we were called for may be newer than what we have been told of */
+}
+
+/*
+ * A round in a database whose rows come by replication: only creates
+ * partitions of the archive, for rows that will come.
+ */
+void
+outbox_round_follow(OutboxWorkersState *workers, OutboxPost *worker_post,
+					MemoryContext context)
+{
+	OutboxRound round;
+
+	begin_round(workers, worker_post, context, &round);
+	run_cleanup(0);
+}
+
+/*
+ * Do one round of the work of this post.  "context" is that of a round; the
+ * caller must have reset it.
+ */
+void
+outbox_round_run(OutboxWorkersState *workers, OutboxPost *worker_post,
+				 MemoryContext context, OutboxRound *round)
+{
+	begin_round(workers, worker_post, context, round);
+	/* the call may have come before the invalidation */
 	outbox_handler_forget();
 	outbox_policy_forget();
 	if (OidIsValid(post->roleid))
@@ -711,7 +793,7 @@ outbox_round_run(OutboxWorkersState *workers, OutboxPost *worker_post,
 		post->idle_rounds = 0;
 		return;
 	}
-	/* what is due, but could not be done, is not tried without end */
+	/* if something is due that could not be done, try again after a delay */
 	if (round->due <= GetCurrentTimestamp())
 		round->due = after_idle_delay(IDLE_MIN_MS);
 	post->idle_rounds = Min(post->idle_rounds + 1, 16);

@@ -10,14 +10,16 @@
 #include "datatype/timestamp.h"
 #include "shmem/posts.h"
 
-/* How a round went. */
+/* The result of a round. */
 typedef struct OutboxRound
 {
 	int64		done;			/* how much there was to do */
-	TimestampTz due;			/* when there will be more, if nobody calls */
+	TimestampTz due;			/* when there will be more, without a call */
 } OutboxRound;
 
 extern void outbox_round_run(OutboxWorkersState *state, OutboxPost *post,
 							 MemoryContext context, OutboxRound *round);
+extern void outbox_round_follow(OutboxWorkersState *state, OutboxPost *post,
+								MemoryContext context);
 
 #endif							/* OUTBOX_ROUND_H */

@@ -1,16 +1,15 @@
 /*
  * worker.c
- *	  A background worker: serves one database for as long as there is
- *	  something to do in it.
+ *	  A background worker, which serves one database as long as there is work.
  *
  * There are two kinds.  The extension's own worker evaluates waits, dispatches
- * timers and runs of jobs, reaps, cleans up, and looks which roles have
+ * timers and runs of jobs, reaps, cleans up, and finds the roles that have
  * handlers; it runs no code of users.  A handlers' worker is connected as one
  * role and runs that role's handlers.  What they do is in round.c.
  *
  * A worker stays while there is something to do, and a moment longer, because
- * starting one takes milliseconds; then it leaves, so that nobody finds the
- * database in use.  What calls it back is described in posts.c.
+ * starting one takes milliseconds; then it leaves, so that the database is not
+ * in use all the time.  posts.c describes what calls it back.
  */
 #include "postgres.h"
 
@@ -24,7 +23,6 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 #include "compat.h"
 #include "outbox.h"
@@ -32,6 +30,7 @@
 #include "shmem/troubles.h"
 #include "table/loading.h"
 #include "util/guc.h"
+#include "util/wait_event.h"
 #include "worker/background.h"
 #include "worker/round.h"
 #include "worker/worker.h"
@@ -39,8 +38,11 @@
 /* How long to stay when there is nothing to do. */
 #define LINGER_MS 1000
 
-/* While a dump is being loaded, whether it is there is asked this often. */
+/* Interval of checks whether the loading of a dump has ended. */
 #define LOADING_MS 2000
+
+/* Interval of rounds in a database whose rows come by replication. */
+#define REPLICATED_MS 10000
 
 static MemoryContext worker_context = NULL; /* of one round */
 static OutboxWorkerOrder order;
@@ -51,7 +53,7 @@ static OutboxPost *post = NULL;
 /* Coming and going                                                       */
 /* ---------------------------------------------------------------------- */
 
-/* However we end: nobody is to set our latch any more. */
+/* Exit callback: remove our latch, so that it is not set any more. */
 static void
 leave_post(int code, Datum arg)
 {
@@ -82,7 +84,7 @@ take_post(void)
 	before_shmem_exit(leave_post, (Datum) 0);
 }
 
-/* Has somebody called? */
+/* Was this post called? */
 static bool
 is_called(void)
 {
@@ -94,7 +96,7 @@ is_called(void)
 	return called;
 }
 
-/* We are about to look: whoever has something new from here on calls again. */
+/* Take the call before a round: what comes from here on is another call. */
 static void
 take_call(void)
 {
@@ -105,7 +107,10 @@ take_call(void)
 	LWLockRelease(&state->lock);
 }
 
-/* Leave, to be back when something is due, or called for.  Needs the lock. */
+/*
+ * Leave; the next worker comes when something is due, or by a call.  The
+ * caller must hold the lock.
+ */
 static void
 leave_now(TimestampTz due)
 {
@@ -117,8 +122,8 @@ leave_now(TimestampTz due)
 }
 
 /*
- * Leave, if nobody has called meanwhile; if so, the caller must look again.  A
- * worker that will be back at once may leave in any case.
+ * Leave, unless there was a call in the meantime; then the caller must do
+ * another round.  A worker whose post is due at once may leave in any case.
  */
 static void
 leave_until(TimestampTz due)
@@ -129,7 +134,7 @@ leave_until(TimestampTz due)
 	LWLockRelease(&state->lock);
 }
 
-/* Leave, if nobody wants this post served any more. */
+/* Leave if this post must not be served any more. */
 static void
 leave_if_unserved(void)
 {
@@ -139,7 +144,7 @@ leave_if_unserved(void)
 	LWLockRelease(&state->lock);
 }
 
-/* Do others of our kind wait for a worker? */
+/* Do other posts of this kind wait for a worker? */
 static bool
 others_wait(void)
 {
@@ -165,15 +170,17 @@ extension_is_there(void)
 }
 
 /*
- * May we work in this database now?  Not if its settings say so; nor while a dump
- * is being loaded into it.  Else *look_again is when to ask again.
+ * May the worker work in this database now?  It may not if the settings forbid
+ * it, while a dump is being loaded, or if rows come by replication.
+ * *look_again is set to when to check again.
  */
 static bool
-may_work(TimestampTz *look_again)
+may_work(TimestampTz *look_again, bool *replicated)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	bool		loading = false;
 
+	*replicated = false;
 	if (!outbox_workers)
 	{
 		*look_again = TimestampTzPlusMilliseconds(now,
@@ -183,12 +190,15 @@ may_work(TimestampTz *look_again)
 	pgstat_report_activity(STATE_RUNNING, "outbox: look for a dump that is being loaded");
 	outbox_background_begin();
 	if (OidIsValid(get_extension_oid(OUTBOX_EXTENSION, true)))
+	{
 		loading = outbox_loading_elsewhere();
+		*replicated = outbox_loading_by_replication();
+	}
 	outbox_background_commit();
 	MemoryContextSwitchTo(worker_context);
 	pgstat_report_activity(STATE_IDLE, NULL);
-	*look_again = TimestampTzPlusMilliseconds(now, LOADING_MS);
-	return !loading;
+	*look_again = TimestampTzPlusMilliseconds(now, *replicated ? REPLICATED_MS : LOADING_MS);
+	return !loading && !*replicated;
 }
 
 static void
@@ -201,8 +211,8 @@ reload_settings(void)
 }
 
 /*
- * Sleep until somebody calls; false if nobody does in that time, or if another
- * post needs the place.
+ * Sleep until there is a call; false if there is none in that time, or if
+ * another post needs the slot.
  */
 static bool
 called_within(long ms)
@@ -220,12 +230,32 @@ called_within(long ms)
 			return false;
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
-						 PG_WAIT_EXTENSION);
+						 outbox_wait_event(OUTBOX_WAIT_WORKER));
 		ResetLatch(MyLatch);
 	}
 }
 
-/* Work until there is nothing to do, or it is another database's turn. */
+/*
+ * Sleep regardless of calls, unless another post needs the slot: rows that
+ * come by replication cause calls for work that must not be done here.
+ */
+static void
+ignore_calls(long ms)
+{
+	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), ms);
+
+	while (!others_wait() && (ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until)) > 0)
+	{
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
+						 outbox_wait_event(OUTBOX_WAIT_WORKER));
+		ResetLatch(MyLatch);
+		outbox_background_check_for_interrupts();
+		reload_settings();
+	}
+}
+
+/* Do rounds until there is nothing to do, or it is another database's turn. */
 static void
 work(void)
 {
@@ -235,6 +265,7 @@ work(void)
 	{
 		OutboxRound round;
 		TimestampTz look_again;
+		bool		replicated;
 		long		ms;
 
 		Assert(!IsTransactionState());
@@ -250,8 +281,14 @@ work(void)
 			leave_until(DT_NOEND);
 			continue;
 		}
-		if (!may_work(&look_again))
+		if (!may_work(&look_again, &replicated))
 		{
+			if (replicated)
+			{
+				if (!OidIsValid(order.roleid))
+					outbox_round_follow(state, post, worker_context);
+				ignore_calls(LINGER_MS);
+			}
 			leave_until(look_again);
 			continue;
 		}
@@ -269,9 +306,11 @@ work(void)
 	}
 }
 
+/* Main function of a worker. */
 void
 outbox_worker_main(Datum arg)
 {
+	outbox_background_require_version();
 	memcpy(&order, MyBgworkerEntry->bgw_extra, sizeof(order));
 	outbox_background_accept_signals();
 

@@ -7,11 +7,11 @@
 
 #include "postgres.h"
 
-/* What the launcher tells a worker, in bgw_extra. */
+/* The order of the launcher for a worker, in bgw_extra. */
 typedef struct OutboxWorkerOrder
 {
 	Oid			dbid;
-	Oid			roleid;			/* invalid: what the extension does by itself */
+	Oid			roleid;			/* invalid: the extension's own work */
 } OutboxWorkerOrder;
 
 extern PGDLLEXPORT void outbox_worker_main(Datum arg);

@@ -3,11 +3,11 @@
 # database that has today's.
 (
     # a column at the end of a table, with a check and a default
-    [   "    check_dedupe_tenant boolean,\n    CONSTRAINT topics_pkey",
-        "    check_dedupe_tenant boolean,\n    note                text     DEFAULT '' CONSTRAINT outbox_topics_note CHECK (char_length(note) <= 1000),\n    CONSTRAINT topics_pkey"
+    [   "priority BETWEEN -2 AND 2),\n    CONSTRAINT topics_pkey",
+        "priority BETWEEN -2 AND 2),\n    note                text     DEFAULT '' CONSTRAINT outbox_topics_note CHECK (char_length(note) <= 1000),\n    CONSTRAINT topics_pkey"
     ],
-    [   "COMMENT ON COLUMN outbox.topics.check_dedupe_tenant IS",
-        "COMMENT ON COLUMN outbox.topics.note IS 'Whatever is to be known of the topic.';\nCOMMENT ON COLUMN outbox.topics.check_dedupe_tenant IS"
+    [   "COMMENT ON COLUMN outbox.topics.priority IS",
+        "COMMENT ON COLUMN outbox.topics.note IS 'Whatever is to be known of the topic.';\nCOMMENT ON COLUMN outbox.topics.priority IS"
     ],
 
     # an index, and another fill factor

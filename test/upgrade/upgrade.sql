@@ -1,7 +1,10 @@
 -- From today's version to the made-up next one; see changes.pl.
 
+-- what follows may need functions that an older library does not have
+SELECT outbox._require_library();
+
 -- a function that is dropped loses what was granted on it, and a new one is granted
--- to nobody, so who has which rights is noted first, and granted again at the end
+-- to no role, so the granted privileges are recorded first, and granted again at the end
 SELECT outbox._note_rights();
 
 ALTER TABLE outbox.topics
@@ -26,7 +29,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$ SELECT outbox._cancel(message_id) $$;
 
 COMMENT ON FUNCTION outbox.cancel(uuid, text) IS
-    'Cancels a message that waits; false if it does not.';
+    'Cancels a waiting message; false if it is not waiting.';
 
 CREATE OR REPLACE FUNCTION outbox.reason_name(reason integer)
 RETURNS text

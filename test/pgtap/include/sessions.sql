@@ -2,7 +2,7 @@
 --
 -- What they do is committed, so the files that use them name their topics
 -- and joins 'race...' and call tap.tidy_up() before and after. The sessions keep no
--- finished messages, and with them no partitions of the archive.
+-- finished messages unless a test asks for that.
 
 CREATE EXTENSION IF NOT EXISTS dblink;
 
@@ -72,6 +72,25 @@ BEGIN
 END
 $$;
 
+-- Has alice, bob and carol run a statement at the same time; what each answers, a text.
+CREATE FUNCTION tap.all_at_once(statement text)
+RETURNS text[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    session text;
+    answers text[] := '{}';
+BEGIN
+    FOREACH session IN ARRAY '{alice,bob,carol}'::text[] LOOP
+        PERFORM dblink_send_query(session, statement);
+    END LOOP;
+    FOREACH session IN ARRAY '{alice,bob,carol}'::text[] LOOP
+        answers := answers || tap.answer(session);
+    END LOOP;
+    RETURN answers;
+END
+$$;
+
 CREATE FUNCTION tap.tidy_up()
 RETURNS text
 LANGUAGE sql
@@ -84,6 +103,7 @@ AS $$
         DELETE FROM outbox.joins WHERE grouping_key LIKE 'race%';
         DELETE FROM outbox.queue WHERE topic LIKE 'race%';
         DELETE FROM outbox.dead WHERE topic LIKE 'race%';
+        DELETE FROM outbox.archive WHERE topic LIKE 'race%';
         DELETE FROM outbox.dedupe d WHERE NOT EXISTS (SELECT FROM outbox.messages m WHERE m.message_id = d.message_id);
     $tidy$)
 $$;

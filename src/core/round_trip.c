@@ -1,16 +1,17 @@
 /*
- * batch.c
+ * round_trip.c
  *	  A worker's whole round trip in one call.
  *
- * The order is that of the contract: a sign of life, the end of those that give
- * none, completions, failures, renewals; then whatever else the caller wants to
- * write; then new messages, and at last the claim.  So there are two calls, and
- * the caller writes between them.  Each step is what the single calls do, for
- * all its entries at once; a step without entries costs nothing.
+ * The steps come in the order of the contract: the heartbeat, the removal of
+ * silent instances, completions, failures, renewals; then whatever else the
+ * caller wants to write; then new messages, and finally the claim.  That is
+ * why there are two functions: the caller does its own writes between them.
+ * Each step does what the corresponding single call does, for all of its
+ * entries at once; a step without entries costs nothing.
  *
  * Entries name messages by message_id.  They are looked up first, and then
- * settled like any leases: in the order of their ids, and only if they are
- * leased to the instance.
+ * settled as any other lease is: in the order of their ids, and only if they
+ * are leased to the instance.
  */
 #include "postgres.h"
 
@@ -20,14 +21,16 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
-#include "core/batch.h"
 #include "core/claim.h"
 #include "core/enqueue.h"
 #include "core/instance.h"
+#include "core/round_trip.h"
 #include "core/settle.h"
 #include "outbox.h"
 #include "queue/dedupe.h"
 #include "queue/lease_walk.h"
+#include "queue/message.h"
+#include "queue/publication.h"
 #include "queue/walk.h"
 #include "shmem/lane.h"
 #include "table/catalog.h"
@@ -38,24 +41,24 @@
 #include "util/hash.h"
 #include "util/uuid.h"
 
-/* A claim of one side under way. */
-typedef struct BatchClaim
+/* State of the claim of one side. */
+typedef struct TripClaim
 {
-	const OutboxBatch *batch;
+	const OutboxRoundTrip *trip;
 	const OutboxInstances *alive;
-	OutboxBatchResult *result;
+	OutboxRoundTripResult *result;
 	int			nnew;
 	pg_uuid_t  *new_ids;
-	int		   *partitions;		/* in which we have leases, if that is limited */
+	int		   *partitions;		/* where we have leases, if there is a limit */
 	int			npartitions;
 	int			max_partitions;
-} BatchClaim;
+} TripClaim;
 
 /* ---------------------------------------------------------------------- */
 /* Settling                                                               */
 /* ---------------------------------------------------------------------- */
 
-/* The id of a message that is in a live table; false if it is not. */
+/* Look up the id of a message in a live table; false if it is not there. */
 static bool
 find_id(OutboxProbe *probe, TupleTableSlot *slot, const pg_uuid_t *message_id,
 		int64 *id)
@@ -69,7 +72,7 @@ find_id(OutboxProbe *probe, TupleTableSlot *slot, const pg_uuid_t *message_id,
 	return true;
 }
 
-/* Messages that a side's sections name, being looked up. */
+/* State of the lookup of the messages that a side's sections name. */
 typedef struct Resolver
 {
 	OutboxProbe probe;
@@ -92,7 +95,7 @@ resolve(Resolver *resolver, const pg_uuid_t *message_id, OutboxSettlement what)
 }
 
 static void
-resolve_entries(Resolver *resolver, const OutboxBatchEntry *entries, int n,
+resolve_entries(Resolver *resolver, const OutboxRoundTripEntry *entries, int n,
 				OutboxSettlement what, int more_bits)
 {
 	for (int i = 0; i < n; i++)
@@ -109,21 +112,22 @@ resolve_entries(Resolver *resolver, const OutboxBatchEntry *entries, int n,
 }
 
 /*
- * Completions, failures and renewals.  The first that names a message settles
- * it, and the others come too late; so they can be done in one go, in the
- * order of ids, and two calls never wait for each other.
+ * Process completions, failures and renewals.  The first entry that names a
+ * message settles it, and later ones have no effect.  So all of them can be
+ * processed in one pass in the order of ids, which keeps two calls from
+ * deadlocking.
  */
 static void
-settle_side(const OutboxBatch *batch, const OutboxBatchSide *side)
+settle_side(const OutboxRoundTrip *trip, const OutboxRoundTripSide *side)
 {
 	OutboxSettle settle = {
 		.store = side->store,
 		.what = OUTBOX_EACH_ITS_OWN,
-		.owner = batch->instance.id,
+		.owner = trip->instance.id,
 		.reason = OUTBOX_REASON_UNKNOWN,
-		.lease_seconds = batch->lease_seconds,
+		.lease_seconds = trip->lease_seconds,
 		.done_bits = side->done_bits,
-		.keep = (batch->flags & OUTBOX_FLAG_DEBUG) != 0
+		.keep = (trip->flags & OUTBOX_FLAG_DEBUG) != 0
 	};
 	Resolver	resolver = {.settle = &settle};
 	int			n = side->ncompletions + side->nfailures + side->nrenewals;
@@ -158,15 +162,15 @@ cmp_given_id(const void *a, const void *b)
 	const OutboxMessage *mb = *(OutboxMessage *const *) b;
 	int			cmp = outbox_uuid_cmp(ma->given_id, mb->given_id);
 
-	/* of two with the same id the first one counts */
+	/* of two with the same id, the first one wins */
 	if (cmp == 0)
 		cmp = ma < mb ? -1 : 1;
 	return cmp;
 }
 
 /*
- * Put messages that were received into the inbox, those that had not been
- * received before; the others are marked as not enqueued.
+ * Put received messages into the inbox, except for those that were received
+ * before, which are marked as not enqueued.
  */
 void
 outbox_receive(OutboxMessage *messages, int nmessages)
@@ -175,7 +179,10 @@ outbox_receive(OutboxMessage *messages, int nmessages)
 
 	for (int i = 0; i < nmessages; i++)
 		order[i] = &messages[i];
-	/* those who receive the same take turns in the same order */
+
+	/*
+	 * in one order, so that two calls with the same messages cannot deadlock
+	 */
 	qsort(order, nmessages, sizeof(OutboxMessage *), cmp_given_id);
 	for (int i = 0; i < nmessages; i++)
 		order[i]->refused = !outbox_dedupe_receive(order[i]->given_id);
@@ -184,7 +191,7 @@ outbox_receive(OutboxMessage *messages, int nmessages)
 }
 
 static void
-add_messages(const OutboxBatchSide *side)
+add_messages(const OutboxRoundTripSide *side)
 {
 	if (side->nmessages == 0)
 		return;
@@ -200,17 +207,15 @@ add_messages(const OutboxBatchSide *side)
 
 /* The partition of a message; -1 if it has no stream. */
 static int
-partition_of(const OutboxBatch *batch, TupleTableSlot *message)
+partition_of(const OutboxRoundTrip *trip, TupleTableSlot *message)
 {
-	bool		isnull;
-	Datum		stream = slot_getattr(message, Q_STREAM_ID, &isnull);
+	const pg_uuid_t *stream = outbox_message_stream(message);
 
-	return isnull ? -1 : outbox_partition(DatumGetUUIDP(stream),
-										  batch->partition_count);
+	return stream == NULL ? -1 : outbox_partition(stream, trip->partition_count);
 }
 
 static bool
-holds_partition(const BatchClaim *claim, int partition)
+holds_partition(const TripClaim *claim, int partition)
 {
 	for (int i = 0; i < claim->npartitions; i++)
 	{
@@ -221,40 +226,44 @@ holds_partition(const BatchClaim *claim, int partition)
 }
 
 static void
-hold_partition(BatchClaim *claim, int partition)
+hold_partition(TripClaim *claim, int partition)
 {
-	if (claim->batch->max_partitions == 0 || partition < 0 ||
+	if (claim->trip->max_partitions == 0 || partition < 0 ||
 		holds_partition(claim, partition))
 		return;
 	outbox_grow(claim->partitions, claim->npartitions, claim->max_partitions);
 	claim->partitions[claim->npartitions++] = partition;
 }
 
-/* Who should have this message, if not we, as far as partitions go? */
+/*
+ * OutboxPreference callback: the instance that should take this message rather
+ * than we, going by its partition.  NULL if we may take it; our own id if the
+ * partition is ours, but we must not take the message now.
+ */
 static const pg_uuid_t *
 preferred(TupleTableSlot *message, void *arg)
 {
-	const BatchClaim *claim = arg;
-	const OutboxBatch *batch = claim->batch;
-	int			partition = partition_of(batch, message);
+	const TripClaim *claim = arg;
+	const OutboxRoundTrip *trip = claim->trip;
+	int			partition = partition_of(trip, message);
 	const pg_uuid_t *owner;
 
 	if (partition < 0)
 		return NULL;
 	owner = outbox_instance_owner(claim->alive, partition);
-	if (!outbox_uuid_equal(owner, &batch->instance.id))
+	if (!outbox_uuid_equal(owner, &trip->instance.id))
 		return owner;
-	if (batch->max_partitions == 0 ||
-		claim->npartitions < batch->max_partitions ||
+	if (trip->max_partitions == 0 ||
+		claim->npartitions < trip->max_partitions ||
 		holds_partition(claim, partition))
 		return NULL;
-	/* it is ours, but not now */
+	/* the partition is ours, but not now */
 	return owner;
 }
 
-/* Which messages were put in by this very call? */
+/* List the messages that this call has enqueued. */
 static void
-list_new(BatchClaim *claim, const OutboxBatchSide *side)
+list_new(TripClaim *claim, const OutboxRoundTripSide *side)
 {
 	claim->nnew = 0;
 	claim->new_ids = palloc_array(pg_uuid_t, side->nmessages + 1);
@@ -267,41 +276,55 @@ list_new(BatchClaim *claim, const OutboxBatchSide *side)
 }
 
 static bool
-is_new(const BatchClaim *claim, const pg_uuid_t *message_id)
+is_new(const TripClaim *claim, const pg_uuid_t *message_id)
 {
 	return bsearch(message_id, claim->new_ids, claim->nnew, sizeof(pg_uuid_t),
 				   outbox_uuid_qsort_cmp) != NULL;
 }
 
+/*
+ * Set what the order of the result depends on, and the payload if that is the
+ * publication's.
+ */
 static void
-set_place(OutboxBatchMessage *added, TupleTableSlot *message)
+set_place(OutboxRoundTripMessage *added, TupleTableSlot *message)
 {
-	bool		isnull;
-	Datum		stream = slot_getattr(message, Q_STREAM_ID, &isnull);
+	const pg_uuid_t *stream = outbox_message_stream(message);
 
-	added->has_stream = !isnull;
+	added->shares_payload = !slot_attisnull(message, Q_PUBLISHED_AT);
+	if (added->shares_payload)
+	{
+		const text *payload = outbox_publication_payload(message);
+
+		if (payload != NULL)
+			added->payload = DatumGetTextPCopy(PointerGetDatum(payload));
+	}
+	added->has_stream = stream != NULL;
 	if (added->has_stream)
 	{
-		added->stream = *DatumGetUUIDP(stream);
+		added->stream = *stream;
 		added->stream_seq = DatumGetInt64(outbox_row_get(message, Q_STREAM_SEQ));
 	}
 	added->created_at = DatumGetTimestampTz(outbox_row_get(message, Q_CREATED_AT));
 	added->id = DatumGetInt64(outbox_row_get(message, Q_ID));
 }
 
+/*
+ * OutboxClaimSink callback: add a claimed message to the result of its side.
+ */
 static void
 add_result(TupleTableSlot *message, bool taken_over, void *arg)
 {
-	BatchClaim *claim = arg;
-	OutboxBatchResult *result = claim->result;
-	OutboxBatchMessage *added;
+	TripClaim  *claim = arg;
+	OutboxRoundTripResult *result = claim->result;
+	OutboxRoundTripMessage *added;
 
 	outbox_grow(result->messages, result->n, result->max);
 	added = &result->messages[result->n++];
-	memset(added, 0, sizeof(OutboxBatchMessage));
+	memset(added, 0, sizeof(OutboxRoundTripMessage));
 	set_place(added, message);
 	added->tuple = ExecCopySlotHeapTuple(message);
-	added->partition = partition_of(claim->batch, message);
+	added->partition = partition_of(claim->trip, message);
 	added->flags = (taken_over ? OUTBOX_FLAG_ORPHANED : 0) |
 		(DatumGetInt32(outbox_row_get(message, Q_RETRY_COUNT)) > 0 ?
 		 OUTBOX_FLAG_RETRY : 0);
@@ -311,27 +334,27 @@ add_result(TupleTableSlot *message, bool taken_over, void *arg)
 	hold_partition(claim, added->partition);
 }
 
-/* In which partitions do we have leases? */
+/* Note the partition of one of our leases. */
 static bool
 note_lease(OutboxWalk *walk, void *arg)
 {
-	BatchClaim *claim = arg;
+	TripClaim  *claim = arg;
 
 	if (outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(walk->slot, Q_OWNER_TOKEN)),
-						  &claim->batch->instance.id))
-		hold_partition(claim, partition_of(claim->batch, walk->slot));
+						  &claim->trip->instance.id))
+		hold_partition(claim, partition_of(claim->trip, walk->slot));
 	outbox_walk_left(walk);
 	return true;
 }
 
 static void
-note_leases(BatchClaim *claim, TimestampTz now)
+note_leases(TripClaim *claim, TimestampTz now)
 {
-	for (int i = 0; i < lengthof(claim->batch->sides); i++)
+	for (int i = 0; i < lengthof(claim->trip->sides); i++)
 	{
 		OutboxTable table;
 
-		outbox_store_open(&table, claim->batch->sides[i].store);
+		outbox_store_open(&table, claim->trip->sides[i].store);
 		outbox_walk_leases(&table, now, OUTBOX_SCAN_LEASES, note_lease, claim);
 		outbox_table_close(&table);
 	}
@@ -340,8 +363,8 @@ note_leases(BatchClaim *claim, TimestampTz now)
 static int
 cmp_results(const void *a, const void *b)
 {
-	const OutboxBatchMessage *ma = a;
-	const OutboxBatchMessage *mb = b;
+	const OutboxRoundTripMessage *ma = a;
+	const OutboxRoundTripMessage *mb = b;
 	int			cmp;
 
 	if (ma->has_stream != mb->has_stream)
@@ -356,23 +379,30 @@ cmp_results(const void *a, const void *b)
 	return ma->id < mb->id ? -1 : ma->id > mb->id;
 }
 
+/* Claim messages of one side, and sort the result. */
 static void
-claim_side(BatchClaim *claim, const OutboxBatchSide *side,
-		   OutboxBatchResult *result)
+claim_side(TripClaim *claim, const OutboxRoundTripSide *side,
+		   OutboxRoundTripResult *result)
 {
 	OutboxClaim how = {
 		.store = side->store,
-		.owner = claim->batch->instance.id,
-		.lease_seconds = claim->batch->lease_seconds,
-		.batch_size = claim->batch->batch_size,
+		.owner = claim->trip->instance.id,
+		.lease_seconds = claim->trip->lease_seconds,
+		.batch_size = claim->trip->batch_size,
 		.preference = preferred,
 		.preference_arg = claim
 	};
 
+	if (side->store->kind == OUTBOX_QUEUE)
+	{
+		how.subscription = claim->trip->subscription;
+		how.subscribers = claim->trip->subscribers;
+		how.nsubscribers = claim->trip->nsubscribers;
+	}
 	claim->result = result;
 	list_new(claim, side);
 	(void) outbox_claim(&how, add_result, claim, NULL);
-	qsort(result->messages, result->n, sizeof(OutboxBatchMessage), cmp_results);
+	qsort(result->messages, result->n, sizeof(OutboxRoundTripMessage), cmp_results);
 }
 
 /* ---------------------------------------------------------------------- */
@@ -380,35 +410,35 @@ claim_side(BatchClaim *claim, const OutboxBatchSide *side,
 /* ---------------------------------------------------------------------- */
 
 /*
- * The first half of a round: the sign of life, the end of silent instances,
- * completions, failures, renewals.
+ * The first half of a round trip: the heartbeat, the removal of silent instances,
+ * completions, failures, renewals.  Sets trip->alive.
  */
 void
-outbox_batch_settle(OutboxBatch *batch)
+outbox_round_trip_settle(OutboxRoundTrip *trip)
 {
 	TimestampTz now = GetCurrentTimestamp();
 
 	CommandCounterIncrement();
-	outbox_instance_heartbeat(&batch->instance, now);
-	outbox_instance_remove_stale(&batch->instance.id, now,
-								 batch->stale_seconds, &batch->alive);
-	for (int i = 0; i < lengthof(batch->sides); i++)
-		settle_side(batch, &batch->sides[i]);
+	outbox_instance_heartbeat(&trip->instance, now);
+	outbox_instance_remove_stale(&trip->instance.id, now,
+								 trip->stale_seconds, &trip->alive);
+	for (int i = 0; i < lengthof(trip->sides); i++)
+		settle_side(trip, &trip->sides[i]);
 }
 
 /*
- * The second half: new messages, and the claim.  There is a result for each
- * side.
+ * The second half of a round trip: new messages, and the claim.  "results" has one
+ * element for each side.
  */
 void
-outbox_batch_claim(OutboxBatch *batch, OutboxBatchResult *results)
+outbox_round_trip_claim(OutboxRoundTrip *trip, OutboxRoundTripResult *results)
 {
-	BatchClaim	claim = {.batch = batch,.alive = &batch->alive};
+	TripClaim	claim = {.trip = trip,.alive = &trip->alive};
 
-	for (int i = 0; i < lengthof(batch->sides); i++)
-		add_messages(&batch->sides[i]);
-	if (batch->max_partitions > 0)
+	for (int i = 0; i < lengthof(trip->sides); i++)
+		add_messages(&trip->sides[i]);
+	if (trip->max_partitions > 0)
 		note_leases(&claim, GetCurrentTimestamp());
-	for (int i = 0; i < lengthof(batch->sides); i++)
-		claim_side(&claim, &batch->sides[i], &results[i]);
+	for (int i = 0; i < lengthof(trip->sides); i++)
+		claim_side(&claim, &trip->sides[i], &results[i]);
 }

@@ -1,0 +1,123 @@
+-- counters.sql: what has happened to messages, counted in shared memory. Serves
+-- sql_counters.c.
+--
+-- The counters are lost when the server crashes, and, unless the library is preloaded,
+-- when it stops.
+
+-- _counters(by_topic)
+--     The counters of this database: of each topic, or their sums, in one row. Views call
+--     it with the privileges of the reader, who therefore needs EXECUTE.
+CREATE FUNCTION outbox._counters(by_topic boolean)
+RETURNS TABLE (
+    kind              text,
+    namespace         text,
+    subscription      text,
+    topic             text,
+    enqueued          bigint,
+    claimed           bigint,
+    acked             bigint,
+    nacked            bigint,
+    failed            bigint,
+    dead              bigint,
+    expired           bigint,
+    leases_lost       bigint,
+    bytes             bigint,
+    wait_ms           bigint,
+    service_ms        bigint,
+    wait_histogram    bigint[],
+    service_histogram bigint[],
+    stats_since       timestamptz
+)
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE ROWS 100
+AS 'MODULE_PATHNAME', 'outbox_counters_sql';
+
+COMMENT ON FUNCTION outbox._counters(boolean) IS
+    'Counters of each topic, or their sums.';
+
+CREATE VIEW outbox.topic_counters AS
+SELECT c.kind, c.namespace, c.subscription, c.topic,
+       c.enqueued, c.claimed, c.acked, c.nacked, c.failed, c.dead, c.expired, c.leases_lost,
+       c.bytes, c.wait_ms, c.service_ms, c.wait_histogram, c.service_histogram, c.stats_since
+  FROM outbox._counters(true) c;
+
+COMMENT ON VIEW outbox.topic_counters IS
+    'What has happened to the messages of each topic, in transactions that have '
+    'committed.';
+COMMENT ON COLUMN outbox.topic_counters.kind IS
+    'message, inbox (a received message), timer, or job_run.';
+COMMENT ON COLUMN outbox.topic_counters.namespace IS 'The namespace of the topic.';
+COMMENT ON COLUMN outbox.topic_counters.subscription IS
+    'The subscription, if the row counts its deliveries.';
+COMMENT ON COLUMN outbox.topic_counters.topic IS
+    'The topic; null for all topics that are not counted separately '
+    '(outbox.topic_counters_max).';
+COMMENT ON COLUMN outbox.topic_counters.enqueued IS
+    'Messages that were enqueued or delivered. A message that is requeued is not '
+    'counted again.';
+COMMENT ON COLUMN outbox.topic_counters.claimed IS 'How often messages were claimed.';
+COMMENT ON COLUMN outbox.topic_counters.acked IS 'Messages that are done.';
+COMMENT ON COLUMN outbox.topic_counters.nacked IS
+    'How often a message was given back by nack, to be tried again or because it was '
+    'the last attempt.';
+COMMENT ON COLUMN outbox.topic_counters.failed IS 'Messages that a worker has failed.';
+COMMENT ON COLUMN outbox.topic_counters.dead IS
+    'Messages that were moved to the dead ones, for any reason.';
+COMMENT ON COLUMN outbox.topic_counters.expired IS
+    'Those of them whose expires_at had passed.';
+COMMENT ON COLUMN outbox.topic_counters.leases_lost IS
+    'Leases that ended without ack, nack, fail or release.';
+COMMENT ON COLUMN outbox.topic_counters.bytes IS 'Bytes of the payloads that were enqueued.';
+COMMENT ON COLUMN outbox.topic_counters.wait_ms IS
+    'Sum of the times from when a message could be claimed until it was.';
+COMMENT ON COLUMN outbox.topic_counters.service_ms IS
+    'Sum of the times from a claim to ack, nack or fail.';
+COMMENT ON COLUMN outbox.topic_counters.wait_histogram IS
+    'How many of the waiting times were up to 1 ms, up to 2 ms, up to 4 ms and so on; the '
+    'last element is for everything above 2^26 ms.';
+COMMENT ON COLUMN outbox.topic_counters.service_histogram IS
+    'The same for the times from claim to end.';
+COMMENT ON COLUMN outbox.topic_counters.stats_since IS 'Since when the row counts.';
+
+CREATE VIEW outbox.stat AS
+SELECT c.enqueued, c.claimed, c.acked, c.nacked, c.failed, c.dead, c.expired, c.leases_lost,
+       c.bytes, c.wait_ms, c.service_ms, c.wait_histogram, c.service_histogram, c.stats_since
+  FROM outbox._counters(false) c;
+
+COMMENT ON VIEW outbox.stat IS
+    'The sums of outbox.topic_counters, in one row.';
+COMMENT ON COLUMN outbox.stat.enqueued IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.claimed IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.acked IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.nacked IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.failed IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.dead IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.expired IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.leases_lost IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.bytes IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.wait_ms IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.service_ms IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.wait_histogram IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.service_histogram IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.stats_since IS
+    'When stat_reset() was last called, or the server has lost its counters; null if '
+    'nothing is counted.';
+
+-- stat_reset()
+--     Sets all counters of this database to 0. Not undone by a rollback.
+CREATE FUNCTION outbox.stat_reset()
+RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_stat_reset';
+
+COMMENT ON FUNCTION outbox.stat_reset() IS 'Sets all counters of this database to 0.';
+
+-- _forget_counters()
+--     Removes the counters of databases that do not exist any more. Returns how many
+--     databases.
+CREATE FUNCTION outbox._forget_counters()
+RETURNS integer
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_forget_counters';
+
+COMMENT ON FUNCTION outbox._forget_counters() IS
+    'Removes the counters of databases that are gone.';

@@ -1,0 +1,394 @@
+-- health.sql: rows of status() about what keeps messages from being delivered without an
+-- error anywhere: transactions that stay open, streams that do not move on, messages
+-- that were received and are not claimed, settings, triggers. Serves sql_status.c.
+
+-- _transaction_status()
+--     The rows of status() about transactions that stay open after they have written a
+--     live table: others do not see their messages, cannot claim what they have
+--     claimed, and wait for their turn in a stream.
+CREATE FUNCTION outbox._transaction_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH writers AS (
+        SELECT DISTINCT k.pid, k.virtualtransaction
+          FROM pg_locks k
+          JOIN pg_class c ON c.oid = k.relation AND c.relnamespace = 'outbox'::regnamespace
+         WHERE k.locktype = 'relation' AND k.mode = 'RowExclusiveLock' AND k.granted
+           AND k.database = (SELECT d.oid FROM pg_database d
+                              WHERE d.datname = current_database())
+           AND k.pid IS DISTINCT FROM pg_backend_pid()
+    ), sessions AS (
+        SELECT a.pid, a.state, a.xact_start, a.application_name,
+               (SELECT count(*)
+                  FROM pg_stat_activity w
+                 WHERE w.wait_event_type = 'Lock' AND a.pid = ANY (pg_blocking_pids(w.pid)))
+                   AS blocked
+          FROM writers o
+          JOIN pg_stat_activity a ON a.pid = o.pid
+         WHERE a.xact_start < clock_timestamp() - interval '1 minute'
+           -- those that wait for them are counted with them
+           AND a.wait_event_type IS DISTINCT FROM 'Lock'
+    ), prepared AS (
+        SELECT x.gid, x.prepared
+          FROM writers o
+          JOIN pg_locks k ON k.virtualtransaction = o.virtualtransaction
+                         AND k.locktype = 'transactionid' AND k.mode = 'ExclusiveLock'
+          JOIN pg_prepared_xacts x ON x.transaction = k.transactionid
+         WHERE o.pid IS NULL AND x.prepared < clock_timestamp() - interval '1 minute'
+    )
+    SELECT 'open transactions', count(*) = 0, count(*)::text,
+           left(string_agg(format('process %s%s, %s, since %s, %s others wait for it', s.pid,
+                                  ', application ' || nullif(s.application_name, ''), s.state,
+                                  date_trunc('second', s.xact_start), s.blocked), '; '
+                           ORDER BY s.blocked DESC, s.xact_start), 500),
+           CASE WHEN count(*) > 0 THEN
+               'What they have enqueued cannot be seen, what they have claimed cannot be claimed, '
+               'and producers of their streams wait. Commit, or pg_terminate_backend().' END
+      FROM sessions s
+    UNION ALL
+    SELECT 'prepared transactions', count(*) = 0, count(*)::text,
+           left(string_agg(format('%L since %s', p.gid, date_trunc('second', p.prepared)), '; '
+                           ORDER BY p.prepared), 500),
+           CASE WHEN count(*) > 0 THEN
+               'They hold messages as open transactions do. COMMIT PREPARED or ROLLBACK '
+               'PREPARED.' END
+      FROM prepared p
+$$;
+
+COMMENT ON FUNCTION outbox._transaction_status() IS
+    'The rows of status() about transactions that stay open.';
+
+-- _stream_status()
+--     The row of status() about streams whose first message is not claimable for a
+--     while, with others behind it. Examines at most 1000 of these in each lane.
+CREATE FUNCTION outbox._stream_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH RECURSIVE lanes(lane) AS (
+        (SELECT q.lane FROM outbox.queue q ORDER BY q.lane LIMIT 1)
+        UNION ALL
+        SELECT (SELECT q.lane FROM outbox.queue q
+                 WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1)
+          FROM lanes l
+         WHERE l.lane IS NOT NULL
+    ), streams AS (
+        SELECT DISTINCT s.stream_id
+          FROM lanes l,
+               LATERAL (SELECT q.stream_id
+                          FROM outbox.queue q
+                         WHERE q.lane = l.lane AND q.next_attempt_at < now() - interval '5 minutes'
+                         ORDER BY q.next_attempt_at, q.id
+                         LIMIT 1000) s
+         WHERE l.lane IS NOT NULL AND s.stream_id IS NOT NULL
+    ), heads AS (
+        SELECT h.*
+          FROM streams s,
+               LATERAL (SELECT q.id, q.topic, q.status, q.next_attempt_at, q.locked_until,
+                               q.updated_at, q.retry_count
+                          FROM outbox.queue q
+                         WHERE q.stream_id = s.stream_id
+                         ORDER BY q.stream_seq
+                         LIMIT 1) h
+         WHERE (h.status = 0 AND h.next_attempt_at > now())
+            OR (h.status = 1 AND h.updated_at < now() - interval '5 minutes')
+    )
+    SELECT 'streams', count(*) = 0, format('%s stuck', count(*)),
+           left(string_agg(format('message %s of topic "%s", %s', h.id, h.topic,
+                                  CASE WHEN h.status = 1
+                                       THEN format('leased until %s',
+                                                   date_trunc('second', h.locked_until))
+                                       ELSE format('due %s, after %s failed attempts',
+                                                   date_trunc('second', h.next_attempt_at),
+                                                   h.retry_count) END), '; '
+                           ORDER BY h.id), 500),
+           CASE WHEN count(*) > 0 THEN
+               'Others of their streams have been waiting behind them for five minutes: see '
+               'outbox.stream_heads. outbox.reschedule makes them due, outbox.discard lets the '
+               'others pass.' END
+      FROM heads h
+$$;
+
+COMMENT ON FUNCTION outbox._stream_status() IS
+    'The row of status() about streams that do not move on.';
+
+-- _paused_status()
+--     The row of status() about topics, subscriptions and other work that is paused while
+--     something has been waiting for an hour.
+CREATE FUNCTION outbox._paused_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH topics AS MATERIALIZED (
+        SELECT t.kind, t.namespace, t.topic
+          FROM outbox.topics t
+         WHERE t.paused
+         LIMIT 1000
+    ), waiting AS MATERIALIZED (
+        SELECT s.namespace, s.topic, s.subscription, s.oldest_ready_at
+          FROM outbox.topic_stats s
+         WHERE s.paused AND EXISTS (SELECT FROM topics)
+    ), paused AS (
+        SELECT t.kind, t.namespace, t.topic, min(s.oldest_ready_at) AS since
+          FROM topics t
+          LEFT JOIN waiting s
+            ON s.namespace = t.namespace
+           AND CASE t.kind WHEN 'message' THEN s.subscription IS NULL AND s.topic = t.topic
+                           WHEN 'subscription' THEN s.subscription = t.topic END
+         GROUP BY t.kind, t.namespace, t.topic
+    )
+    SELECT 'paused', coalesce(min(p.since) > now() - interval '1 hour', true), count(*)::text,
+           left(string_agg(format('%s %s/%s%s', p.kind, p.namespace, p.topic,
+                                  ', with messages due since '
+                                  || date_trunc('second', p.since)::text),
+                           '; ' ORDER BY p.since, p.kind, p.namespace, p.topic), 500),
+           CASE WHEN min(p.since) <= now() - interval '1 hour' THEN
+               'Nothing of them is handed out: outbox.resume_topic, outbox.resume_subscription.'
+           END
+      FROM paused p
+$$;
+
+COMMENT ON FUNCTION outbox._paused_status() IS 'The row of status() about what is paused.';
+
+-- _inbox_status()
+--     The row of status() about received messages that are not claimed. Examines the
+--     first 1000 of each lane.
+CREATE FUNCTION outbox._inbox_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH RECURSIVE lanes(lane) AS (
+        (SELECT q.lane FROM outbox.inbox_queue q ORDER BY q.lane LIMIT 1)
+        UNION ALL
+        SELECT (SELECT q.lane FROM outbox.inbox_queue q
+                 WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1)
+          FROM lanes l
+         WHERE l.lane IS NOT NULL
+    ), sample AS (
+        SELECT s.*
+          FROM lanes l,
+               LATERAL (SELECT q.namespace, q.handler_name, q.status, q.next_attempt_at,
+                               q.locked_until, q.retry_count,
+                               q.stream_id IS NOT NULL
+                               AND EXISTS (SELECT FROM outbox.inbox_queue b
+                                            WHERE b.stream_id = q.stream_id
+                                              AND b.stream_seq < q.stream_seq) AS is_behind
+                          FROM outbox.inbox_queue q
+                         WHERE q.lane = l.lane
+                         ORDER BY q.next_attempt_at, q.id
+                         LIMIT 1000) s
+         WHERE l.lane IS NOT NULL
+    ), stats AS (
+        SELECT min(s.next_attempt_at) FILTER (WHERE s.status = 0 AND NOT s.is_behind
+                                                AND s.next_attempt_at <= now()) AS oldest,
+               count(*) FILTER (WHERE s.status = 1 AND s.locked_until <= now()) AS expired,
+               count(*) FILTER (WHERE s.retry_count >= 3) AS failing,
+               s.handler_name
+          FROM sample s
+          LEFT JOIN outbox.topics t
+            ON t.kind = 'inbox' AND t.namespace = s.namespace AND t.topic = s.handler_name
+         WHERE NOT coalesce(t.paused, false)
+         GROUP BY s.handler_name
+    ), sums AS (
+        SELECT min(oldest) AS oldest,
+               (array_agg(handler_name ORDER BY oldest)
+                    FILTER (WHERE oldest IS NOT NULL))[1] AS oldest_name,
+               coalesce(sum(expired), 0) AS expired,
+               coalesce(sum(failing), 0) AS failing,
+               left(string_agg(handler_name, ', ' ORDER BY handler_name)
+                        FILTER (WHERE failing > 0), 200) AS failing_names,
+               left(string_agg(handler_name, ', ' ORDER BY handler_name)
+                        FILTER (WHERE expired > 0), 200) AS expired_names
+          FROM stats
+    )
+    SELECT 'oldest ready inbox message', coalesce(oldest > now() - interval '5 minutes', true),
+           coalesce(date_trunc('milliseconds', now() - oldest)::text, 'none'),
+           'handler_name ' || oldest_name,
+           CASE WHEN oldest <= now() - interval '5 minutes' THEN
+               'Check that outbox.claim_inbox or outbox.process_work_batch is called for it.' END
+      FROM sums
+    UNION ALL
+    SELECT 'expired inbox leases', expired = 0, expired::text, expired_names,
+           CASE WHEN expired > 0 THEN
+               'Workers crash or take too long. The messages will be handed out again.' END
+      FROM sums
+    UNION ALL
+    SELECT 'failing inbox messages', failing = 0, failing::text, failing_names,
+           CASE WHEN failing > 0 THEN
+               'They have failed three times or more, and are retried; outbox.attempts_log has '
+               'the errors.' END
+      FROM sums
+$$;
+
+COMMENT ON FUNCTION outbox._inbox_status() IS
+    'The rows of status() about received messages.';
+
+-- _instance_status()
+--     The row of status() about instances, and those that are silent and were not
+--     removed. These keep nothing back for long: their leases end, and the next call of
+--     process_work_batch removes them.
+CREATE FUNCTION outbox._instance_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT 'instances', true, count(*)::text,
+           left(string_agg(format('%s on %s, process %s, silent since %s', i.service_name,
+                                  i.host_name, i.process_id,
+                                  date_trunc('second', i.last_heartbeat_at)), '; '
+                           ORDER BY i.last_heartbeat_at) FILTER (WHERE i.is_silent), 500),
+           CASE WHEN count(*) FILTER (WHERE i.is_silent) > 0 THEN
+               'The next outbox.process_work_batch, or outbox.deregister_instance, ends them.' END
+      FROM (SELECT o.*, o.last_heartbeat_at < clock_timestamp() - interval '10 minutes'
+                   AS is_silent
+              FROM outbox.instances o) i
+$$;
+
+COMMENT ON FUNCTION outbox._instance_status() IS 'The row of status() about instances.';
+
+-- _server_status()
+--     The rows of status() about a server that cannot write, and about settings and
+--     triggers that are not as the extension needs them.
+CREATE FUNCTION outbox._server_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    component := 'server';
+    ok := NOT pg_is_in_recovery();
+    status := CASE WHEN ok THEN 'writes' ELSE 'standby' END;
+    hint := CASE WHEN NOT ok THEN
+                'Nothing can be enqueued or claimed here, and there are no workers: ask the '
+                'primary.' END;
+    RETURN NEXT;
+
+    -- what is set for this database, for all or for some roles, or in this session
+    component := 'settings';
+    SELECT string_agg(format('%s%s', s.setting, s.who), ', ' ORDER BY s.setting, s.who)
+      INTO detail
+      FROM (SELECT c.setting,
+                   CASE WHEN r.setrole <> 0
+                        THEN format(' of role %s', r.setrole::regrole) ELSE '' END AS who
+              FROM pg_db_role_setting r
+             CROSS JOIN LATERAL unnest(r.setconfig) c(setting)
+             WHERE r.setdatabase IN (0, (SELECT d.oid FROM pg_database d
+                                          WHERE d.datname = current_database()))
+            UNION
+            SELECT format('%s=%s', p.name, p.setting), ''
+              FROM pg_settings p
+             WHERE p.source NOT IN ('database', 'user', 'database user')) s
+     WHERE s.setting ~ '^default_transaction_read_only=(on|true|yes|1)$'
+        OR s.setting ~ '^outbox\.(use_cursor|use_direct)=(off|false|no|0)$'
+        OR s.setting ~ '^session_replication_role=replica$'
+        OR s.setting ~ '^default_transaction_isolation=(repeatable read|serializable)$';
+    ok := detail IS NULL;
+    status := CASE WHEN ok THEN 'as they should be' ELSE 'in the way' END;
+    hint := CASE WHEN NOT ok THEN
+                'Read-only transactions can neither enqueue nor claim; above READ COMMITTED '
+                'claims fail with 40001; as replica, plain INSERTs are not completed; without '
+                'outbox.use_cursor and outbox.use_direct all calls are slow. Workers ignore '
+                'these settings.' END;
+    RETURN NEXT;
+
+    component := 'triggers';
+    SELECT string_agg(format('%s of %s %s', t.name, t.relation, t.state), ', ' ORDER BY t.name,
+                      t.relation::text)
+      INTO detail
+      FROM (SELECT g.tgname AS name, g.tgrelid::regclass AS relation,
+                   CASE g.tgenabled WHEN 'D' THEN 'is disabled'
+                                    WHEN 'R' THEN 'is for replicas only' END AS state
+              FROM pg_trigger g
+              JOIN pg_class c ON c.oid = g.tgrelid AND c.relnamespace = 'outbox'::regnamespace
+              JOIN pg_proc f ON f.oid = g.tgfoid AND f.pronamespace = c.relnamespace
+             WHERE NOT g.tgisinternal AND g.tgenabled IN ('D', 'R')
+            UNION ALL
+            SELECT 'the trigger with ' || m.function, l.relation::regclass, 'is missing'
+              FROM unnest('{outbox.queue, outbox.inbox_queue, outbox.timer_queue,
+                            outbox.run_queue}'::text[]) l(relation),
+                   unnest('{outbox._queue_written, outbox._queue_changed,
+                            outbox._queue_truncated}'::text[]) m(function)
+             WHERE NOT EXISTS (SELECT FROM pg_trigger g
+                                WHERE g.tgrelid = l.relation::regclass
+                                  AND g.tgfoid = m.function::regproc)) t;
+    ok := detail IS NULL;
+    status := CASE WHEN ok THEN 'as they should be' ELSE 'not enabled' END;
+    hint := CASE WHEN NOT ok THEN
+                'Rows that plain SQL writes are not completed, not found by claims, or not counted '
+                'in joins. ALTER TABLE ... ENABLE TRIGGER, or ENABLE ALWAYS TRIGGER for those '
+                'that report changes and TRUNCATE.' END;
+    RETURN NEXT;
+END
+$$;
+
+COMMENT ON FUNCTION outbox._server_status() IS
+    'The rows of status() about the server, its settings, and triggers.';
+
+-- _upkeep_status()
+--     The rows of status() about work of the background that is left undone: steps of
+--     joins that could not be counted at once, and messages that were done while there
+--     was no partition for them.
+CREATE FUNCTION outbox._upkeep_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT 'join rechecks', d.n = 0 OR w.obstacle IS NULL AND d.blocked = 0,
+           concat(d.n, CASE WHEN d.n >= 1000 THEN ' or more' END),
+           CASE WHEN d.n > 0 THEN
+               concat_ws('; ', format('%s of them depend on transactions that have not ended',
+                                      d.blocked), w.obstacle) END,
+           CASE WHEN d.n > 0 THEN
+               'Steps of joins are counted, and waits are woken, by a worker or maintenance.' END
+      FROM (SELECT count(*) AS n,
+                   count(*) FILTER (WHERE outbox._in_progress(o.waits_for)) AS blocked
+              FROM (SELECT j.waits_for FROM outbox.join_rechecks j LIMIT 1000) o) d
+     CROSS JOIN LATERAL (SELECT CASE WHEN d.n > 0
+                                     THEN outbox._worker_obstacle('{waits}') END AS obstacle) w
+    UNION ALL
+    SELECT 'partitions', count(*) = 0,
+           CASE WHEN count(*) = 0 THEN 'in time' ELSE 'missing' END,
+           CASE WHEN count(*) > 0 THEN
+               'the archive has no partition for what is done now' END,
+           CASE WHEN count(*) > 0 THEN
+               'Retention and partitions are the work of a worker or outbox.maintain(): check '
+               'that it runs, and that no session has locked outbox.archive.' END
+      FROM (SELECT u.processed_at FROM outbox.archive_unsorted u LIMIT 1000) o
+     -- a worker makes those of a new database only after some minutes
+     WHERE o.processed_at < now() - interval '10 minutes'
+       AND NOT EXISTS (SELECT FROM outbox._partitions() p
+                        WHERE p.since <= now() AND now() < p.until)
+$$;
+
+COMMENT ON FUNCTION outbox._upkeep_status() IS
+    'The rows of status() about work of the background that is left undone.';
+
+-- _health_status()
+--     All rows of this file.
+CREATE FUNCTION outbox._health_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT * FROM outbox._server_status()
+    UNION ALL
+    SELECT * FROM outbox._transaction_status()
+    UNION ALL
+    SELECT * FROM outbox._stream_status()
+    UNION ALL
+    SELECT * FROM outbox._paused_status()
+    UNION ALL
+    SELECT * FROM outbox._inbox_status()
+    UNION ALL
+    SELECT * FROM outbox._instance_status()
+    UNION ALL
+    SELECT * FROM outbox._upkeep_status()
+$$;
+
+COMMENT ON FUNCTION outbox._health_status() IS
+    'The rows of status() about what keeps messages from being delivered.';
