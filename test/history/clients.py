@@ -9,7 +9,12 @@ from datetime import datetime, timezone
 import psycopg2
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from record import ERROR, OK, UNKNOWN, Recorder, now
+from clock import server_now
+from record import ERROR, OK, UNKNOWN, Recorder
+
+
+# what transactions of a connection are by default; None is READ COMMITTED
+ISOLATION = (None, 'repeatable read', 'serializable'), (16, 2, 1)
 
 
 class Lost(Exception):
@@ -37,6 +42,7 @@ class Client:
     name, the next generation, and goes on where the other's counter stands.
     """
     kind = 'client'
+    isolations = ISOLATION
 
     def __init__(self, server, folder, seed, db, name, generation, board):
         self.server, self.db, self.board = server, db, board
@@ -45,6 +51,7 @@ class Client:
         self.recorder = Recorder(folder, self.name)
         self.chance = random.Random(f'{seed}/{db}/{self.name}')
         self.connection = None
+        self.isolation = None
         self.serial = 0
 
     # the connection
@@ -56,7 +63,12 @@ class Client:
                 return False
             try:
                 self.connection = self.server.connect(self.db, name=self.name)
+                self.isolation = self.chance.choices(*self.isolations)[0]
+                if self.isolation:
+                    with self.connection.cursor() as cursor:
+                        cursor.execute(f"SET default_transaction_isolation = '{self.isolation}'")
             except psycopg2.OperationalError:
+                self.lose()
                 time.sleep(0.02)
         return True
 
@@ -74,8 +86,24 @@ class Client:
     # calls
 
     def call(self, op, statement, parameters=None, tx='', args=None, parse=None):
-        """Run a statement and record it; what parse makes of its rows."""
-        number = self.recorder.begin(self.db, op, tx, args or {})
+        """Run a statement and record it; what parse makes of its rows.
+
+        A serialization failure is tried again, if it is not for the whole
+        transaction to do that.
+        """
+        for _ in range(0 if tx else 10):
+            try:
+                return self.call_once(op, statement, parameters, tx, args, parse)
+            except Refused as refused:
+                if refused.sqlstate != '40001':
+                    raise
+        return self.call_once(op, statement, parameters, tx, args, parse)
+
+    def call_once(self, op, statement, parameters, tx, args, parse):
+        args = args or {}
+        if self.isolation:
+            args = {**args, 'isolation': self.isolation}
+        number = self.recorder.begin(self.db, op, tx, args)
         result = None
         try:
             with self.connection.cursor() as cursor:
@@ -159,5 +187,5 @@ class Client:
 
 
 def age(milliseconds):
-    """So long from now; None stays None."""
-    return None if milliseconds is None else now() + milliseconds * 1000
+    """So long from now, by the server's clock; None stays None."""
+    return None if milliseconds is None else server_now() + milliseconds * 1000

@@ -8,11 +8,12 @@ seen.
 from collections import defaultdict
 from dataclasses import dataclass
 
-from plan import FOLLOWS, HANDLED, RUN, TIMED
+from plan import BOOST, FOLLOWS, HANDLED, REDRIVEN, RUN, TIMED
 from record import ERROR, FOREVER, OK, UNKNOWN
 
 COMMITTED, ABORTED, DOUBTFUL = 'committed', 'aborted', 'doubtful'
 DONE, DEAD = 2, 3
+LOCKED = 9000000        # us; so long rows are locked by a fault, at most
 
 
 @dataclass
@@ -31,6 +32,26 @@ class Message:
     due_at: int = None
     expires_at: int = None
     tx: str = ''
+    committed: int = 0  # surely by then
+    expired_at: int = None  # from then on certainly; not the same where the clock was set
+    priority: int = 0
+
+    def boost(self):
+        """So much earlier than its due time it is handed out."""
+        return (self.priority or 0) * BOOST
+
+
+@dataclass
+class Publication:
+    tag: str
+    topic: str
+    fate: str
+    begin: int
+    end: int            # of the call
+    committed: int      # surely by then
+    published_id: str
+    stream: str
+    tx: str
 
 
 @dataclass
@@ -78,26 +99,27 @@ class Row:
     processed_at: int
     created_at: int
     key: str
+    retry_count: int
+    tenant: str
+    correlation: str
+    headers: dict
 
 
 class Facts:
     def __init__(self, history):
         self.calls = history.calls
-        self.final = history.final
+        self.expected, self.moves, self.dumped = history.expected, history.moves, history.dumped
+        self.final, self.cut = history.final, history.cut
         self.rows = [Row(*row) for row in self.final.get('messages', [])]
         self.by_op = defaultdict(list)
         for call in self.calls:
             self.by_op[call.op].append(call)
         self.decide_transactions()
         self.find_messages()
-        self.requeued = {row_id for call in self.by_op['requeue'] if self.fate(call) != ABORTED
-                         for row_id in call.args['ids']}
+        self.find_requeued()
         self.find_leases()
         self.find_settles()
-        self.cancels = defaultdict(list)
-        for call in self.by_op['cancel']:
-            if self.fate(call) != ABORTED and call.result is not False:
-                self.cancels[call.args['tag']].append(call)
+        self.find_operations()
         self.resolve_doubts()
 
     # fates
@@ -105,6 +127,7 @@ class Facts:
     def decide_transactions(self):
         self.transactions = {}
         self.commit_ends = {}
+        self.commit_begins = {}     # of those that were answered
         calls = defaultdict(list)
         for call in self.calls:
             if call.tx and call.op in ('commit', 'rollback', 'prepare', 'commit_prepared', 'rollback_prepared'):
@@ -114,12 +137,13 @@ class Facts:
             self.commit_ends[tx] = max(call.end for call in ends)
             if told & {('commit', OK), ('commit_prepared', OK)}:
                 fate = COMMITTED
+                self.commit_begins[tx] = min(call.begin for call in ends if call.op in ('commit', 'commit_prepared'))
             elif told & {('rollback', OK), ('rollback_prepared', OK)}:
                 fate = ABORTED
             elif told & {('commit', UNKNOWN), ('commit_prepared', UNKNOWN), ('rollback_prepared', UNKNOWN)}:
                 fate = DOUBTFUL
             elif ('prepare', OK) in told and ('commit_prepared', ERROR) in told:
-                fate = COMMITTED    # it was prepared, and nobody has rolled it back
+                fate = COMMITTED    # it was prepared, and was not rolled back
             else:
                 fate = ABORTED
             self.transactions[tx] = fate
@@ -136,6 +160,18 @@ class Facts:
                 return ABORTED
             tx = tx.split('/')[0]
         return self.transactions.get(tx, ABORTED)
+
+    def later(self, begin, end, seconds):
+        """When a time that began between these two is over, at the earliest."""
+        delay = int(seconds * 1000000)
+        return self.moves.later(begin, end, delay) if self.moves else begin + delay
+
+    def can_end(self, begin, end, seconds, stamp):
+        """Whether the server's clock may show a time when what began between these two is over."""
+        delay = int(seconds * 1000000)
+        if self.moves:
+            return self.moves.can_end(begin, end, delay, stamp)
+        return begin + delay <= stamp <= end + delay
 
     def committed_by(self, call):
         """Until when it has taken effect, if it has."""
@@ -154,7 +190,19 @@ class Facts:
                     made['tag'], made['topic'], made['namespace'], self.fate(call), call.begin,
                     self.committed_by(call) if not call.tx else call.end,
                     call.result[number][0] if known else None, call.result[number][1] if known else True,
-                    made.get('stream'), made.get('key'), made.get('due_at'), made.get('expires_at'), call.tx)
+                    made.get('stream'), made.get('key'), made.get('due_at'), made.get('expires_at'), call.tx,
+                    self.committed_by(call), made.get('expired_at', made.get('expires_at')), made.get('priority'))
+        # what met a serialization failure is tried again, with the same tags
+        tried = {made['tag']: (call, number) for call in self.calls for number, made in enumerate(call.args.get('published', ()))}
+        self.publications = [
+            Publication(tag, call.args['published'][number]['topic'], self.fate(call), call.begin, call.end, self.committed_by(call),
+                        call.result[number] if call.outcome == OK else None, call.args['published'][number]['stream'], call.tx)
+            for tag, (call, number) in tried.items()]
+        # what was received: (call, fate, id, tag, handler, whether it was taken, if that is known)
+        self.received = [(call, self.fate(call), call.args['id'], call.args['tag'], call.args['handler'], call.result)
+                         for call in self.by_op['receive']]
+        self.received += [(call, self.fate(call), one['id'], one['tag'], one['handler'], None)
+                          for call in self.by_op['work_batch'] for one in call.args.get('received', ())]
         # what the extension puts in itself: tag -> (topics, fate)
         self.derived = {}
         for message in list(self.messages.values()):
@@ -168,11 +216,34 @@ class Facts:
         for call in self.by_op['enqueue_join_wait']:
             self.derived[call.args['tag']] = (('joined', 'broken', 'join.wait'), self.fate(call))
 
+    # what an operator did
+
+    def find_requeued(self):
+        """(store, id) of what may have become ready once more, and is counted from 0 again."""
+        self.requeued = {(call.args['store'], row_id) for call in self.by_op['requeue'] if self.fate(call) != ABORTED
+                         for row_id in call.args['ids']}
+        if self.by_op['redrive']:
+            redriven = {message.tag for message in self.messages.values() if message.topic == REDRIVEN}
+            self.requeued.update(('', row.id) for row in self.rows if row.tag in redriven)
+
+    def find_operations(self):
+        self.cancels = defaultdict(list)        # tag -> calls
+        for call in self.by_op['cancel']:
+            if self.fate(call) != ABORTED and call.result is not False:
+                self.cancels[call.args['tag']].append(call)
+        self.discards = defaultdict(list)       # id -> calls that may have
+        self.rescheduled = defaultdict(list)    # id -> calls that may have
+        for op, found in (('discard', self.discards), ('reschedule', self.rescheduled)):
+            for call in self.by_op[op]:
+                if self.fate(call) != ABORTED and call.result != 0:
+                    for row_id in call.args['ids']:
+                        found[row_id].append(call)
+
     # what was taken out
 
     def find_leases(self):
         self.leases = defaultdict(list)     # (store, id) -> leases, by attempt
-        self.doubtful_claims = []           # when claims began whose results nobody saw
+        self.doubtful_claims = []           # when claims began whose results were lost
         self.ids = {}                       # (store, message_id) -> id
         for call in self.by_op['claim'] + self.by_op['work_batch']:
             fate = self.fate(call)
@@ -187,15 +258,24 @@ class Facts:
                     lease = self.lease(call, '' if entry[0] == 'outbox' else '_inbox', entry[1], fate)
                     # the call does not tell when
                     lease.first, lease.last = call.begin, call.end
-                    lease.until = call.begin + call.args['lease'] * 1000000
+                    lease.until = self.later(call.begin, call.end, call.args['lease'])
                 self.leases[lease.store, lease.id].append(lease)
                 self.ids[lease.store, lease.message_id] = lease.id
         self.doubtful_claims.sort()
         for (store, row_id), several in self.leases.items():
             # the attempts of what was requeued begin with 1 again
-            again = not store and row_id in self.requeued
-            several.sort(key=lambda lease: (0 if again else lease.attempt, lease.first))
-        self.ids_by_tag = {lease.tag: key for key, several in self.leases.items() for lease in several[:1]}
+            again = (store, row_id) in self.requeued
+            several.sort(key=lambda lease: (0 if again else lease.attempt, lease.last))
+        # a timer or a run has the tag of the message that it becomes
+        self.ids_by_tag = {lease.tag: key for key, several in self.leases.items() for lease in several[:1]
+                           if key[0] in ('', '_inbox')}
+        # the same publication is a message of each subscription
+        self.deliveries = {(key[0], lease.tag): key for key, several in self.leases.items() for lease in several[:1]
+                           if key[0].startswith('@')}
+
+    def key_of(self, store, tag):
+        """(store, id) of what has this tag; None if it was never seen in a lease."""
+        return self.deliveries.get((store, tag)) if store.startswith('@') else self.ids_by_tag.get(tag)
 
     @staticmethod
     def lease(call, store, entry, fate):
@@ -206,7 +286,7 @@ class Facts:
     def find_settles(self):
         self.settles = defaultdict(list)        # (store, id) -> settlings
         self.given_back = defaultdict(list)     # owner -> when it gave all back, perhaps
-        self.signs_of_life = defaultdict(list)  # instance -> when it called
+        self.signs_of_life = defaultdict(list)  # instance -> when it surely noted that it is alive
         self.stale_after = {}
         for op in ('ack', 'nack', 'fail', 'renew', 'release'):
             for call in self.by_op[op]:
@@ -215,11 +295,14 @@ class Facts:
         for call in self.by_op['release_all'] + self.by_op['deregister']:
             if self.fate(call) != ABORTED:
                 self.given_back[call.args['owner']].append(call.begin)
+        locks = [call.begin for call in self.by_op['fault'] if call.args['name'] == 'lock_rows']
         for call in self.by_op['work_batch']:
             fate = self.fate(call)
             self.stale_after[call.args['owner']] = call.args['stale']
-            if fate == COMMITTED:
-                self.signs_of_life[call.args['owner']].append(call.begin)
+            signs = self.signs_of_life[call.args['owner']]
+            # it does not wait for the lock on its row, and is no sign then
+            if fate == COMMITTED and not any(begin < call.end and call.begin < begin + LOCKED for begin in locks):
+                signs.append(call.begin)
             if fate != ABORTED:
                 self.settle_batch(call)
         for several in self.settles.values():
@@ -237,7 +320,11 @@ class Facts:
     def settle_batch(self, call):
         """process_work_batch does not say what it settled."""
         def note(source, message_id, op):
-            key = ('' if source == 'outbox' else '_inbox', self.ids.get(('' if source == 'outbox' else '_inbox', message_id)))
+            store = '' if source == 'outbox' else '_inbox'
+            key = store, self.ids.get((store, message_id))
+            # what was another's all the time it cannot settle
+            if not any(lease.owner == call.args['owner'] for lease in self.leases.get(key, ())):
+                return
             self.settles[key].append(Settle(op, call.args['owner'], None, call.begin, call.end, False,
                                             call.args['lease'], call))
 
@@ -249,12 +336,25 @@ class Facts:
             for one in call.args.get(f'renew_{source}_lease_ids', ()):
                 note(source, one, 'renew')
 
+    def may_have_settled(self, key, settle):
+        """Whether its caller had the lease, as far as it is known who had it."""
+        leases = self.leases.get(key, ())
+        mine = [lease.attempt for lease in leases if lease.owner == settle.owner and lease.first <= settle.end
+                and settle.attempt in (None, lease.attempt)]
+        if not mine:
+            return False, None
+        newer = [lease for lease in leases if lease.certain and lease.attempt > max(mine) and lease.call.end < settle.begin]
+        if newer and key not in self.requeued:
+            return False, newer[0]
+        return True, None
+
     # doubts
 
     def resolve_doubts(self):
         """A doubtful transaction of which anything was seen has committed as a whole."""
         self.seen = {row.tag for row in self.rows if row.topic != 'join.wait'}
-        self.seen.update(lease.tag for (store, _), several in self.leases.items() if not store for lease in several)
+        self.seen.update(lease.tag for (store, _), several in self.leases.items()
+                         if store != '_inbox' and not store.startswith('@') for lease in several)
         seen_transactions = set()
         for message in self.messages.values():
             if message.fate == DOUBTFUL and message.enqueued and message.tag in self.seen:
@@ -265,3 +365,9 @@ class Facts:
         for message in self.messages.values():
             if message.fate == DOUBTFUL and (message.tx.split('/')[0] or message.tag) in seen_transactions:
                 message.fate = COMMITTED
+        delivered = {row[2] for row in self.final.get('deliveries', ())}
+        delivered.update(tag for _, tag in self.deliveries)
+        seen_transactions = {one.tx or one.tag for one in self.publications if one.fate == DOUBTFUL and one.tag in delivered}
+        for one in self.publications:
+            if one.fate == DOUBTFUL and (one.tx or one.tag) in seen_transactions:
+                one.fate = COMMITTED

@@ -21,22 +21,36 @@ NUISANCES = ('lock_rows', 'lock_rows', 'old_snapshot', 'reindex', 'vacuum_full',
 
 
 class Faults:
-    def __init__(self, seed, server, databases, crew, crashes, restarts, kills, nuisances):
+    def __init__(self, seed, server, databases, crew, many, ordeals):
         self.chance = random.Random(f'{seed}/faults')
         self.server, self.databases, self.crew = server, databases, crew
         chance = self.chance
-        self.plan = ([('crash', chance.choice(CRASHES)) for _ in range(crashes)]
-                     + [('restart', chance.choice(RESTARTS)) for _ in range(restarts)]
-                     + [('kill', chance.choice(KILLS)) for _ in range(kills)]
-                     + [('nuisance', chance.choice(NUISANCES)) for _ in range(nuisances)])
+        self.plan = ([('crash', chance.choice(CRASHES)) for _ in range(many['crashes'])]
+                     + [('restart', chance.choice(RESTARTS)) for _ in range(many['restarts'])]
+                     + [('kill', chance.choice(KILLS)) for _ in range(many['kills'])]
+                     + [('nuisance', chance.choice(NUISANCES)) for _ in range(many['nuisances'])])
         chance.shuffle(self.plan)
+        self.add_ordeals(ordeals, many['each'])
         self.done = {'crash': 0, 'restart': 0, 'kill': 0, 'nuisance': 0}
         self.refused = 0
+        self.missing = []       # ordeals that came to nothing
         self.beside = []
+
+    def add_ordeals(self, ordeals, each):
+        """Among the others; those of one kind in their order, and apart."""
+        placed = [((number + 0.5) / len(self.plan), fault) for number, fault in enumerate(self.plan)]
+        for ordeal in ordeals:
+            strikes = [(ordeal, strike) for _ in range(each) for strike in ordeal.strikes]
+            placed += [((number + self.chance.uniform(0.1, 0.8)) / len(strikes), ('ordeal', strike))
+                       for number, strike in enumerate(strikes)]
+        self.plan = [fault for _, fault in sorted(placed, key=lambda entry: entry[0])]
 
     def commit_one(self, number):
         """Let fault NUMBER of the plan happen."""
         family, name = self.plan[number]
+        if family == 'ordeal':
+            self.strike(*name)
+            return
         try:
             if getattr(self, family)(name):
                 self.done[family] += 1
@@ -44,6 +58,17 @@ class Faults:
                 self.refused += 1
         except psycopg2.Error:
             self.refused += 1
+
+    def strike(self, ordeal, what):
+        name, began = ordeal.name, time.monotonic()
+        try:
+            done = ordeal.strike(what, self.chance)
+        except psycopg2.Error as error:
+            done = False
+            print(f'# {error}', flush=True)
+        if not done:
+            self.missing.append(f'{name}: {what}')
+        print(f'# fault {name}: {what}, {time.monotonic() - began:.1f} s', flush=True)
 
     def counts(self):
         told = {'crash': 'crashes', 'restart': 'restarts', 'kill': 'kills and stops', 'nuisance': 'nuisances'}

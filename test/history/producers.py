@@ -5,24 +5,39 @@ import json
 import time
 
 from clients import Client, Refused, age, timestamp
-from plan import HANDLED, JOINED, BROKEN, RUN, TIMED, TOPICS, Plan, number_uuid, payload
+from plan import BROKEN, HANDLED, HANDLER_NAMES, JOINED, RUN, TIMED, TOPICS, Plan, marks, number_uuid, payload
 
 ENQUEUE = """
     (topic => %(topic)s, payload => %(payload)s::text, namespace => %(namespace)s,
      dedupe_key => %(key)s, stream_id => %(stream)s::uuid,
-     due_time => %(due)s::timestamptz, expires_at => %(expires)s::timestamptz)
+     due_time => %(due)s::timestamptz, expires_at => %(expires)s::timestamptz,
+     correlation_id => %(correlation)s, headers => %(headers)s::jsonb, tenant_id => %(tenant)s::uuid,
+     priority => %(priority)s)
+"""
+PUBLISH = """
+    SELECT outbox.publish(%(topic)s, %(payload)s::text, stream_id => %(stream)s::uuid, correlation_id => %(correlation)s,
+           headers => %(headers)s::jsonb, tenant_id => %(tenant)s::uuid)
 """
 
 
+def as_json(value):
+    return None if value is None else json.dumps(value)
+
+
 def parameters(message):
+    correlation, headers, tenant = marks(message['tag'])
     return {
+        'correlation': correlation,
+        'headers': as_json(headers),
+        'tenant': tenant,
         'topic': message['topic'],
         'payload': payload(message['tag'], message['size']),
-        'namespace': message['namespace'],
+        'namespace': message.get('namespace', 'default'),
         'key': message.get('key'),
         'stream': message.get('stream'),
         'due': timestamp(message.get('due_at')),
         'expires': timestamp(message.get('expires_at')),
+        'priority': message.get('priority'),
     }
 
 
@@ -31,7 +46,7 @@ class Producer(Client):
 
     def __init__(self, *more, amount, **options):
         super().__init__(*more)
-        self.plan = Plan(options['seed'], self.db, self.slot, amount, options['streams'], options['keys'])
+        self.plan = Plan(options['seed'], self.db, self.slot, options['streams'], options['keys'])
         self.amount = amount
         self.late = []      # what is to be done in later steps: (step number, function)
 
@@ -65,21 +80,29 @@ class Producer(Client):
     # transactions
 
     def within(self, step, work):
-        """Run work(tx) as the step demands."""
+        """Run work(tx) as the step demands, again if it met a serialization failure."""
+        for _ in range(10):
+            try:
+                self.within_once(step, work)
+                return
+            except Refused as refused:
+                self.abandon()
+                if refused.sqlstate != '40001' or step.end == 'call':
+                    return
+
+    def within_once(self, step, work):
         if step.end == 'call':
             work('')
             return
         tx = self.begin()
-        try:
-            work(tx)
-            if step.chance.random() < 0.03:
-                time.sleep(step.chance.uniform(0.1, 1.5))   # idle, having written
-            if step.end in ('commit', 'rollback'):
-                self.end(tx, step.end)
-                return
+        work(tx)
+        # idle, having written; so that subscriptions begin while it is
+        if step.chance.random() < (0.25 if step.kind == 'publish' else 0.03):
+            time.sleep(step.chance.uniform(0.1, 1.5))
+        if step.end in ('commit', 'rollback'):
+            self.end(tx, step.end)
+        else:
             self.end_in_two(tx, 'commit prepared' if step.end == 'prepare' else 'rollback prepared')
-        except Refused:
-            self.abandon()
 
     # messages
 
@@ -96,13 +119,15 @@ class Producer(Client):
         if form == 'enqueue_many':
             first = messages[0]
             return self.call(form, """
-                SELECT unnest(outbox.enqueue_many(%s, %s::text[], namespace => %s, stream_id => %s::uuid))
+                SELECT unnest(outbox.enqueue_many(%s, %s::text[], namespace => %s, stream_id => %s::uuid,
+                       headers => %s::jsonb))
                 """, (first['topic'], [payload(m['tag'], m['size']) for m in messages],
-                      first['namespace'], first.get('stream')), tx, args,
+                      first['namespace'], first.get('stream'), as_json(marks(first['tag'])[1])), tx, args,
                       lambda rows: [[str(row[0]), True] for row in rows])
-        names = {'key': 'dedupe_key', 'stream': 'stream_id', 'due': 'due_time', 'expires': 'expires_at'}
-        batch = [{names.get(name, name): value for name, value in parameters(message).items()
-                  if value is not None} for message in messages]
+        names = {'key': 'dedupe_key', 'stream': 'stream_id', 'due': 'due_time', 'expires': 'expires_at',
+                 'correlation': 'correlation_id', 'tenant': 'tenant_id'}
+        batch = [{names.get(name, name): json.loads(value) if name == 'headers' else value
+                  for name, value in parameters(message).items() if value is not None} for message in messages]
         return self.call(form, 'SELECT message_id, enqueued FROM outbox.enqueue_batch(%s::jsonb) ORDER BY ordinal',
                          (json.dumps(batch),), tx, args, lambda rows: [[str(row[0]), row[1]] for row in rows])
 
@@ -113,9 +138,11 @@ class Producer(Client):
         def work(tx):
             for form, messages in calls:
                 sent = self.send(tx, form, messages)
-                if step.chance.random() < 0.02 and sent[0][1] and messages[0]['topic'] in TOPICS:
+                if step.chance.random() < 0.04 and sent[0][1] and messages[0]['topic'] in TOPICS:
+                    # the key of what is not committed may become another's
+                    cancel = self.cancel_by_key if messages[0].get('key') and not tx else self.cancel
                     self.late.append((self.number + step.chance.randrange(1, 5),
-                                      functools.partial(self.cancel, messages[0], sent[0][0])))
+                                      functools.partial(cancel, messages[0], sent[0][0])))
             if undone:
                 self.call('savepoint', 'SAVEPOINT s', tx=f'{tx}/s')
                 for form, messages in undone:
@@ -126,6 +153,27 @@ class Producer(Client):
 
     def cancel(self, message, message_id):
         self.call('cancel', 'SELECT outbox.cancel(%s::uuid)', (message_id,), args={'tag': message['tag']})
+
+    def cancel_by_key(self, message, _):
+        self.call('cancel', 'SELECT outbox.cancel_by_key(%s, %s, %s)',
+                  (message['topic'], message['key'], message['namespace']), args={'tag': message['tag']})
+
+    # publications
+
+    def publish(self, step):
+        calls = self.plan.publications(step)
+
+        def work(tx):
+            for form, several in calls:
+                args, first = {'published': several}, several[0]
+                if form == 'publish':
+                    self.call(form, PUBLISH, parameters(first), tx, args, lambda rows: [str(rows[0][0])])
+                else:
+                    self.call(form, 'SELECT unnest(outbox.publish_many(%s, %s::text[], stream_id => %s::uuid, headers => %s::jsonb))',
+                              (first['topic'], [payload(one['tag'], one['size']) for one in several], first['stream'],
+                               as_json(marks(first['tag'])[1])), tx, args, lambda rows: [str(row[0]) for row in rows])
+
+        self.within(step, work)
 
     # joins
 
@@ -140,21 +188,24 @@ class Producer(Client):
         def message(number):
             # some of the steps fail
             topic, size = (HANDLED, chance.choice((0, 0, 99))) if chance.random() < 0.3 else (chance.choice(TOPICS), 0)
-            return {'tag': f'{step.tag}.{number}', 'topic': topic, 'namespace': 'default', 'size': size}
+            tag = f'{step.tag}.{number}~{chance.choice(("", "ch", "c1", "h2"))}'
+            return {'tag': tag, 'topic': topic, 'namespace': 'default', 'size': size}
 
         def wait(number):
             fails = chance.random() < 0.5
             on_fail = chance.random() < 0.7
-            args = {'join': join, 'tag': f'{step.tag}.w{number}', 'if_failed': fails, 'on_fail': on_fail}
+            tag = f'{step.tag}.w{number}~{chance.choice(("", "h"))}'
+            args = {'join': join, 'tag': tag, 'if_failed': fails, 'on_fail': on_fail}
             self.call('enqueue_join_wait', """
-                SELECT outbox.enqueue_join_wait(%s::uuid, %s, %s, %s::text, %s, %s::text)
-                """, (join, fails, JOINED, payload(args['tag']), BROKEN if on_fail else None,
-                      payload(args['tag']) if on_fail else None), args=args)
+                SELECT outbox.enqueue_join_wait(%s::uuid, %s, %s, %s::text, %s, %s::text, headers => %s::jsonb)
+                """, (join, fails, JOINED, payload(tag), BROKEN if on_fail else None,
+                      payload(tag) if on_fail else None, as_json(marks(tag)[1])), args=args)
 
         def enqueue_step(tx, one):
             self.call('enqueue_step', """
-                SELECT outbox.enqueue_step(%s::uuid, %s, %s::text, namespace => %s)
-                """, (join, one['topic'], payload(one['tag'], one['size']), one['namespace']), tx,
+                SELECT outbox.enqueue_step(%(join)s::uuid, %(topic)s, %(payload)s::text, namespace => %(namespace)s,
+                       correlation_id => %(correlation)s, headers => %(headers)s::jsonb, tenant_id => %(tenant)s::uuid)
+                """, {'join': join, **parameters(one)}, tx,
                       {'join': join, 'messages': [one]}, lambda rows: [[str(rows[0][0]), True]])
 
         def attach(tx, message_id):
@@ -164,6 +215,13 @@ class Producer(Client):
         def attach_later(number):
             one = message(number)
             sent = self.send('', 'enqueue', [one])
+            if chance.random() < 0.5:
+                # it may end while it becomes a member
+                tx = self.begin()
+                attach(tx, sent[0][0])
+                time.sleep(chance.uniform(0.02, 0.4))
+                self.end(tx, 'commit')
+                return
             self.late.append((self.number + chance.randrange(1, 30), lambda: attach('', sent[0][0])))
 
         def report(number):
@@ -172,6 +230,10 @@ class Producer(Client):
             attach('', member)
             self.call('report', f'SELECT outbox.report_step_{how}(%s::uuid, %s::uuid)', (join, member),
                       args={'join': join, 'member': member, 'status': 1 if how == 'completed' else 2})
+            if chance.random() < 0.7:
+                # what is repeated, or contradicts, changes nothing
+                how = chance.choice(('completed', 'failed'))
+                self.call('report_again', f'SELECT outbox.report_step_{how}(%s::uuid, %s::uuid)', (join, member), args={'join': join})
 
         waits = chance.randrange(0, 4)
         before = chance.randrange(0, waits + 1)
@@ -193,17 +255,18 @@ class Producer(Client):
 
     def timer(self, step):
         chance = step.chance
-        args = {'tag': step.tag, 'due_at': age(chance.randrange(0, 1200))}
+        tag = f'{step.tag}~{chance.choice(("", "c"))}'
+        args = {'tag': tag, 'due_at': age(chance.randrange(0, 1200))}
         ids = []
 
         def work(tx):
-            ids.append(self.call('schedule_timer', 'SELECT outbox.schedule_timer(%s, %s::text, %s::timestamptz)',
-                                 (TIMED, payload(step.tag), timestamp(args['due_at'])), tx, args))
+            ids.append(self.call('schedule_timer', 'SELECT outbox.schedule_timer(%s, %s::text, %s::timestamptz, %s)',
+                                 (TIMED, payload(tag), timestamp(args['due_at']), marks(tag)[0]), tx, args))
 
         self.within(step, work)
 
         def cancel():
-            self.call('cancel_timer', 'SELECT outbox.cancel_timer(%s::uuid)', (ids[0],), args={'tag': step.tag})
+            self.call('cancel_timer', 'SELECT outbox.cancel_timer(%s::uuid)', (ids[-1],), args={'tag': tag})
 
         if ids and chance.random() < 0.5:
             if chance.random() < 0.5:
@@ -212,17 +275,27 @@ class Producer(Client):
                 self.late.append((self.number + chance.randrange(1, 40), cancel))
 
     def job(self, step):
-        name = f'job {step.tag}'
+        tag = f'{step.tag}~j'
+        name = f'job {tag}'
         # without pg_cron a job comes by plain SQL
         self.call('create_job', 'INSERT INTO outbox.jobs (job_name, topic, cron_schedule, payload) VALUES (%s, %s, %s, %s)',
-                  (name, RUN, '0 0 1 1 *', payload(step.tag)), args={'tag': step.tag})
+                  (name, RUN, '0 0 1 1 *', payload(tag)), args={'tag': tag})
         times = step.chance.randrange(1, 4)
 
         def work(tx):
             for _ in range(times):
-                self.call('trigger_job', 'SELECT outbox.trigger_job(%s)', (name,), tx, {'tag': step.tag})
+                self.call('trigger_job', 'SELECT outbox.trigger_job(%s)', (name,), tx, {'tag': tag})
 
         self.within(step, work)
+        if step.chance.random() < 0.2:
+            # what waits or runs is not touched by this
+            self.call('set_job_enabled', 'SELECT outbox.set_job_enabled(%s, false)', (name,))
+        elif step.chance.random() < 0.1:
+            self.late.append((self.number + step.chance.randrange(1, 20), functools.partial(self.delete_job, name, tag)))
+
+    def delete_job(self, name, tag):
+        """Runs that wait go with it."""
+        self.call('delete_job', 'SELECT outbox.delete_job(%s)', (name,), args={'tag': tag})
 
     # the inbox
 
@@ -238,7 +311,17 @@ class Producer(Client):
                 member = number_uuid(0x1B, group * 10 + which)
                 stream = number_uuid(0x1C, which) if which >= 4 else None
                 self.call('receive', 'SELECT outbox.receive(%s::uuid, %s, %s::text, stream_id => %s::uuid)',
-                          (member, f'h{which % 2}', payload(tag), stream), tx,
-                          {'id': member, 'tag': tag, 'stream': stream})
+                          (member, HANDLER_NAMES[which % 2], payload(tag), stream), tx,
+                          {'id': member, 'tag': tag, 'stream': stream, 'handler': HANDLER_NAMES[which % 2]})
 
         self.within(step, work)
+
+
+class Sparse(Producer):
+    """Goes on until the end, and leaves those alone who wait for something to come."""
+    kind = 'worker'
+
+    def round(self):
+        # there are times in which nothing else wakes a claim
+        time.sleep(self.chance.uniform(0.05, 0.3) if self.chance.random() < 0.6 else self.chance.uniform(1.5, 3))
+        return super().round()

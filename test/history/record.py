@@ -45,6 +45,10 @@ class History:
     """The calls in one database, and what was in its tables at the end."""
     calls: list = field(default_factory=list)
     final: dict = field(default_factory=dict)
+    expected: set = field(default_factory=set)      # parts of errors that the faults explain
+    moves: object = None                            # of the server's clock, if it was set
+    cut: bool = False                               # it was cut short, with work left to do
+    dumped: dict = None                             # what a copy began with
 
 
 class Recorder:
@@ -83,16 +87,34 @@ def read_client(path):
     return list(calls.values())
 
 
-def read(folder):
-    """The histories in a folder, by database."""
-    histories = {}
+def note_conditions(folder, conditions):
+    with open(f'{folder}/conditions.json', 'w', encoding='utf-8') as file:
+        json.dump(conditions, file)
+
+
+def read_conditions(folder):
+    try:
+        with open(f'{folder}/conditions.json', encoding='utf-8') as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return {}
+
+
+def read_each(folder):
+    """The histories in a folder, one after the other, as (database, history)."""
+    paths = {}
     for path in sorted(glob.glob(f'{folder}/*.history')):
-        for call in read_client(path):
-            history = histories.setdefault(call.db, History())
-            if call.op == 'final':
-                history.final = call.result
-            else:
-                history.calls.append(call)
-    for history in histories.values():
+        with open(path, encoding='utf-8') as lines:
+            first = lines.readline()
+        if first:
+            paths.setdefault(json.loads(first)[3], []).append(path)
+    for db, several in sorted(paths.items()):
+        history = History()
+        for path in several:
+            for call in read_client(path):
+                if call.op == 'final':
+                    history.final = call.result
+                else:
+                    history.calls.append(call)
         history.calls.sort(key=lambda call: call.begin)
-    return histories
+        yield db, history

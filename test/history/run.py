@@ -2,11 +2,13 @@
 """Load a server, let it suffer, and check the history of what clients saw.
 
     run.py bindir=... folder=... [seed=N] [messages=N] [crashes=N] [restarts=N] [kills=N] [nuisances=N]
+           [faults=clock,disk,drop,oom,restore,standby,xid] [each=N]
     run.py folder=... check=1       only check the history that is there
 
 See README.md beside this. The exit status says whether there were anomalies.
 """
 
+import json
 import os
 import random
 import shutil
@@ -15,16 +17,25 @@ import time
 
 import psycopg2
 
-import check
 import record
 from clients import Lost, Refused
+from clock import Clock
 from crew import Board, Crew
+from disk import Disk, mount_apart
+from drop import Drop
 from faults import Faults
-from plan import (CLAIMED_TOPICS, FOLLOWS, HANDLED, MAX_ATTEMPTS, NAMESPACES, SHORT)
-from producers import Producer
+from ids import Ids
+from instances import Instance
+from judge import judge
+from memory import Memory
+from operators import Steward
+from plan import CLAIMED_TOPICS, FOLLOWS, HANDLED, MAX_ATTEMPTS, NAMESPACES, SHORT, SHORT_KEPT, SUBSCRIPTIONS
+from producers import Producer, Sparse
 from report import Report
+from restore import Restore
 from server import Server
-from workers import InboxWorker, Instance, Patient, Steward, Worker
+from standby import Standby
+from workers import InboxWorker, Patient, RunWorker, Subscriber, TimerWorker, Waiter, Worker
 
 SETUP = f"""
     CREATE EXTENSION outbox;
@@ -44,7 +55,7 @@ SETUP = f"""
         PERFORM outbox.enqueue('{FOLLOWS}', split_part(m.payload, '|', 1) || '.h|0|'::text);
     END $$;
     GRANT EXECUTE ON FUNCTION app.handle(outbox.message) TO app;
-    GRANT EXECUTE ON FUNCTION outbox.register_handler(text, regprocedure, text, int, int, interval) TO app;
+    GRANT EXECUTE ON FUNCTION outbox.register_handler TO app;
     SET SESSION AUTHORIZATION app;
     SELECT outbox.register_handler('{HANDLED}', 'app.handle(outbox.message)', lease_seconds => 2);
     RESET SESSION AUTHORIZATION;
@@ -56,29 +67,48 @@ FINAL = {
                ELSE split_part(left(payload, 100), '|', 1) END, topic, namespace, status, attempts, failure_reason, processed_by,
                (extract(epoch FROM CASE WHEN status IN (2, 3) THEN coalesce(processed_at, updated_at) END) * 1000000)::bigint,
                (extract(epoch FROM created_at) * 1000000)::bigint,
-               dedupe_key
-          FROM outbox.messages""",
+               dedupe_key, retry_count, tenant_id::text, correlation_id, headers
+          FROM outbox.messages WHERE published_id IS NULL""",
+    'deliveries': """
+        SELECT subscription, message_id::text, split_part(left(payload, 100), '|', 1), status, published_id::text, failure_reason
+          FROM outbox.messages WHERE published_id IS NOT NULL""",
     'joins': 'SELECT join_id::text, grouping_key, expected_steps, completed_steps, failed_steps, status FROM outbox.joins',
     'members': 'SELECT join_id::text, message_id::text, status FROM outbox.join_members',
     'handled': 'SELECT tag, count(*) FROM app.handled GROUP BY tag',
     'worked': 'SELECT tag, count(*) FROM app.worked GROUP BY tag',
     'inbox': """
         SELECT id, message_id::text, split_part(payload, '|', 1), status FROM outbox.inbox""",
+    'timers': """
+        SELECT id, timer_id::text, split_part(payload, '|', 1), status, attempts, failure_reason, processed_by
+          FROM outbox.timers""",
+    'runs': """
+        SELECT id, run_id::text, split_part(payload, '|', 1), status, attempts, failure_reason, processed_by
+          FROM outbox.job_runs""",
+    'receptors': 'SELECT message_id::text, receptor_name, status, attempts, error FROM outbox.receptor_processing',
+    'perspectives': """
+        SELECT stream_id::text, perspective_name, last_message_id::text, status, error
+          FROM outbox.perspective_checkpoints""",
     'received': 'SELECT message_id::text FROM outbox.message_deduplication',
     'leftovers': """
         SELECT 'queue', count(*) FROM outbox.queue UNION ALL
         SELECT 'inbox_queue', count(*) FROM outbox.inbox_queue UNION ALL
         SELECT 'timer_queue', count(*) FROM outbox.timer_queue UNION ALL
         SELECT 'run_queue', count(*) FROM outbox.run_queue UNION ALL
-        SELECT 'join_doubts', count(*) FROM outbox.join_doubts UNION ALL
+        SELECT 'join_rechecks', count(*) FROM outbox.join_rechecks UNION ALL
         SELECT 'join_waits', count(*) FROM outbox.join_waits UNION ALL
+        SELECT 'expansions', count(*) FROM outbox.expansions UNION ALL
+        SELECT 'replays', count(*) FROM outbox.replays UNION ALL
         SELECT 'pg_prepared_xacts', count(*) FROM pg_prepared_xacts WHERE database = current_database()""",
 }
+ORDEALS = {'clock': Clock, 'disk': Disk, 'drop': Drop, 'oom': Memory, 'restore': Restore, 'standby': Standby, 'xid': Ids}
+
 
 class Run:
-    # clients of a database: producers, workers, inbox workers, instances, stewards
-    MANY = {'p': 4, 'w': 4, 'x': 1, 'i': 2, 's': 1}
-    FEW = {'p': 2, 'w': 2, 'x': 1, 'i': 1, 's': 1}
+    # clients of a database: producers, workers of messages, deliveries, the inbox, timers and runs, instances, stewards
+    MANY = {'p': 4, 'w': 4, 'u': 2, 'x': 1, 't': 1, 'r': 1, 'i': 2, 's': 1}
+    FEW = {'p': 2, 'w': 2, 'u': 1, 'x': 1, 't': 1, 'r': 1, 'i': 1, 's': 1}
+    # of one where little comes, and all who want it wait for it
+    QUIET = {'q': 1, 'v': 2, 'x': 1}
 
     def __init__(self, options):
         self.seed = options['seed']
@@ -88,46 +118,96 @@ class Run:
         shutil.rmtree(self.histories, ignore_errors=True)
         os.makedirs(self.histories)
         self.server = Server(options['bindir'], self.folder, options['port'])
-        self.databases = [f'load{number}' for number in range(options['databases'])]
+        self.databases = [f'load{number}' for number in range(options['databases'])] + ['quiet']
+        self.quiet = {'quiet'}
         self.ended = {}
         self.tended = 0
+        self.ordeals = [ORDEALS[name](self, name) for name in options['faults'].split(',') if name]
 
     # before
 
     def set_up(self):
-        shutil.rmtree(self.server.data, ignore_errors=True)
-        self.server.create()
-        self.server.start()
-        self.server.rows('CREATE ROLE app LOGIN')
-        for db in self.databases:
-            self.server.rows(f'CREATE DATABASE {db}')
-            self.server.rows(SETUP, db=db)
-            if self.setting('outbox.use_direct', db) == 'off':
-                # then handlers need the rights themselves
-                self.server.rows('GRANT ALL ON ALL TABLES IN SCHEMA outbox TO app', db=db)
-            for topic in CLAIMED_TOPICS + (HANDLED,):
-                for namespace in NAMESPACES:
-                    self.server.rows('SELECT outbox.configure_topic(%s, %s, max_attempts => %s, retention => %s)',
-                                     (topic, namespace, MAX_ATTEMPTS, '1 s' if topic == SHORT else None), db=db)
+        server = self.server
+        shutil.rmtree(server.data, ignore_errors=True)
+        for ordeal in list(self.ordeals):
+            server.settings.update(ordeal.settings)
+            obstacle = ordeal.prepare()
+            if obstacle:
+                print(f'# left out: {ordeal.name}, since {obstacle}', flush=True)
+                self.ordeals.remove(ordeal)
+        server.create()
+        for ordeal in self.ordeals:
+            ordeal.created()
+        server.start()
+        for ordeal in self.ordeals:
+            ordeal.started()
+        server.rows('CREATE ROLE app LOGIN')
+        self.create_databases()
 
-    def setting(self, name, db):
-        # an extension's setting is known when its library is loaded
-        return self.server.rows("SELECT current_setting(%s) FROM outbox._library() LIMIT 1", (name,), db=db)[0][0]
+    def create_databases(self):
+        for db in self.databases:
+            self.create_database(db)
+            if db == 'load1':
+                # here timers and runs are for workers alone, except for stewards who dispatch by hand
+                self.server.rows(f'ALTER DATABASE {db} SET outbox.dispatch_timers = off')
+
+    def create_database(self, db):
+        self.server.rows(f'CREATE DATABASE {db}')
+        connection = self.server.patient_connect(db)
+        with connection.cursor() as cursor:
+            self.install(cursor)
+        connection.close()
+
+    @staticmethod
+    def install(cursor):
+        """Make the extension, and what the clients need."""
+        cursor.execute(SETUP)
+        for name, (pattern, wanted) in SUBSCRIPTIONS.items():
+            cursor.execute('SELECT outbox.subscribe(%s, %s, filter => %s)', (name, [pattern], wanted and json.dumps(wanted)))
+        if setting(cursor, 'outbox.use_direct') == 'off':
+            # then handlers need the rights themselves
+            cursor.execute('GRANT ALL ON ALL TABLES IN SCHEMA outbox TO app')
+        for topic in CLAIMED_TOPICS + (HANDLED,):
+            for namespace in NAMESPACES:
+                cursor.execute('SELECT outbox.configure_topic(%s, %s, max_attempts => %s, retention => %s)',
+                               (topic, namespace, MAX_ATTEMPTS, f'{SHORT_KEPT} us' if topic == SHORT else None))
+
+    @staticmethod
+    def read_tables(cursor):
+        read = {}
+        for name, query in FINAL.items():
+            cursor.execute(query)
+            read[name] = cursor.fetchall()
+        return read
+
+    def add_copy(self, db, dumped):
+        """A database that began with the content of another; the patient worker will empty it."""
+        self.keepers[db] = self.keeper(db, len(self.keepers))
+        recorder = self.keepers[db].recorder
+        recorder.end(recorder.begin(db, 'dumped', '', {}), record.OK, dumped)
+
+    def clients(self, number, db):
+        """How many of each kind a database has."""
+        return self.QUIET if db in self.quiet else self.FEW if number else self.MANY
+
+    def share(self, number, db):
+        """How much of the load a database has, beside others."""
+        return 1 if number else self.options['lead']
 
     def makers(self):
-        """The clients of all databases; the first one has several times as much to do as each other."""
-        kinds = {'p': Producer, 'w': Worker, 'x': InboxWorker, 'i': Instance, 's': Steward}
+        """The clients of all databases."""
+        kinds = {'p': Producer, 'w': Worker, 'u': Subscriber, 'x': InboxWorker, 't': TimerWorker, 'r': RunWorker, 'i': Instance,
+                 's': Steward, 'q': Sparse, 'v': Waiter}
         made = []
         amounts = {}
-        lead = self.options['lead']
-        shares = len(self.databases) - 1 + lead
+        shares = {db: 0 if db in self.quiet else self.share(number, db) for number, db in enumerate(self.databases)}
         for number, db in enumerate(self.databases):
-            few = self.FEW if number else self.MANY
-            share = self.options['messages'] * (1 if number else lead) // shares
+            few = self.clients(number, db)
+            share = self.options['messages'] * shares[db] // sum(shares.values())
             for letter, count in few.items():
                 for which in range(count):
                     name = f'{letter}{number}{which}'
-                    amounts[name] = share // few['p']
+                    amounts[name] = share // few['p'] if letter == 'p' else record.FOREVER
                     made.append((name, db, kinds[letter]))
         self.board = Board([name for name, _, _ in made])
         self.amount = sum(amount for name, amount in amounts.items() if name.startswith('p'))
@@ -136,9 +216,9 @@ class Run:
             more = {}
 
             def make(name, generation):
-                if kind is Producer:
+                if issubclass(kind, Producer):
                     more.update(amount=amounts[name], seed=self.seed, streams=self.options['streams'],
-                                keys=self.options['keys'])
+                                keys=self.options['keys'] or min(amounts[name] // 4, 100000) + 1)
                 return kind(self.server, self.histories, self.seed, db, name, generation, self.board, **more)
             return make
 
@@ -171,8 +251,8 @@ class Run:
         options = self.options
         self.keepers = {db: self.keeper(db, number) for number, db in enumerate(self.databases)}
         self.crew = Crew(self.makers(), f'{self.folder}/clients.err')
-        faults = Faults(self.seed, self.server, self.databases, self.crew, options['crashes'], options['restarts'],
-                        options['kills'], options['nuisances'])
+        loud = [db for db in self.databases if db not in self.quiet]
+        faults = self.faults = Faults(self.seed, self.server, loud, self.crew, options, self.ordeals)
         number = 0
         shown = time.monotonic()
         # a plan that makes no headway ends here
@@ -180,7 +260,7 @@ class Run:
         while self.crew.names('p') and time.monotonic() < until:
             self.tend()
             while number < len(faults.plan) and self.board.total() >= self.amount * (number + 1) // (len(faults.plan) + 1):
-                faults.commit_one(number)
+                self.note_fault(faults, number)
                 number += 1
                 self.tend()
             if time.monotonic() > shown + 10:
@@ -189,7 +269,23 @@ class Run:
             time.sleep(0.01)
         in_time = not self.crew.names('p')
         faults.finish()
+        for ordeal in self.ordeals:
+            ordeal.finish()
+        record.note_conditions(self.histories, {
+            'errors': sorted(state for ordeal in self.ordeals for state in ordeal.errors),
+            **{name: value for ordeal in self.ordeals for name, value in ordeal.conditions().items()}})
         return faults, in_time
+
+    def note_fault(self, faults, number):
+        """Let it happen, and have it in the histories, where it explains delays."""
+        family, name = faults.plan[number]
+        if family == 'ordeal':
+            name = name[0].name
+        notes = [(keeper, keeper.recorder.begin(db, 'fault', '', {'family': family, 'name': name}))
+                 for db, keeper in self.keepers.items() if family != 'nuisance' or db not in self.quiet]
+        faults.commit_one(number)
+        for keeper, note in notes:
+            keeper.recorder.end(note, record.OK)
 
     def keeper(self, db, number):
         """A client in this process: it cleans up behind others, and is the patient one at the end."""
@@ -200,8 +296,9 @@ class Run:
     # after
 
     def drain(self):
-        """All others have gone. The rows that nobody is given within the patience are left."""
+        """All others have ended. The rows that are not handed out within the patience are left."""
         self.board.stop('worker')
+        self.server.rows("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'v%'")
         self.crew.wait('', 30, self.tend)
         self.crew.end()
         self.end_prepared(everybody=True)
@@ -234,12 +331,31 @@ class Run:
 
     def unattended(self, db):
         """Without the library preloaded there are no workers."""
-        return 'outbox' not in self.setting('shared_preload_libraries', db)
+        connection = self.server.patient_connect(db)
+        try:
+            with connection.cursor() as cursor:
+                return 'outbox' not in setting(cursor, 'shared_preload_libraries')
+        finally:
+            connection.close()
 
     def resume_all(self):
-        """A steward may have gone before it could."""
-        for db in self.databases:
-            self.server.rows('SELECT outbox.resume_topic(topic, namespace) FROM outbox.topics WHERE paused', db=db)
+        """A steward may have gone before it could; and so may the connection of a keeper."""
+        for db, keeper in self.keepers.items():
+            for _ in range(10):
+                try:
+                    self.resume_in(db, keeper)
+                    break
+                except Lost:
+                    pass
+            else:
+                raise Lost()
+
+    def resume_in(self, db, keeper):
+        keeper.connect()
+        for kind, namespace, topic in self.server.rows(
+                'SELECT kind, namespace, topic FROM outbox.topics WHERE paused', db=db):
+            args = {'kind': kind, 'namespace': namespace, 'topic': topic}
+            keeper.call('resume', 'SELECT outbox.resume_topic(%(topic)s, %(namespace)s, %(kind)s)', args, args=args)
 
     def left_in(self, db):
         """Whether there is something that a worker could yet get, or that becomes such."""
@@ -248,31 +364,42 @@ class Run:
                 OR EXISTS (SELECT FROM outbox.queue q JOIN outbox.join_waits w USING (message_id)
                              JOIN outbox.joins j USING (join_id) WHERE j.status <> 0)
                 OR EXISTS (SELECT FROM outbox.inbox_queue) OR EXISTS (SELECT FROM outbox.timer_queue)
-                OR EXISTS (SELECT FROM outbox.run_queue)""", db=db)[0][0]
+                OR EXISTS (SELECT FROM outbox.run_queue) OR outbox._publishes_later()
+                OR EXISTS (SELECT FROM outbox.join_rechecks WHERE missed_at IS NULL)""", db=db)[0][0]
 
     def close_joins(self, db, keeper):
-        while keeper.call('reconcile', 'SELECT outbox.reconcile_joins()'):
+        while keeper.call('reconcile', 'SELECT outbox.reconcile_joins()', args={'end': True}):
             pass
         for (join,) in self.server.rows('SELECT join_id::text FROM outbox.joins WHERE status = 0', db=db):
             keeper.call('close_join', 'SELECT outbox.cancel_join(%s::uuid)', (join,), args={'join': join})
 
     def snapshot(self, db, keeper):
         number = keeper.recorder.begin(db, 'final', '', {})
-        keeper.recorder.end(number, record.OK, {name: self.server.rows(query, db=db) for name, query in FINAL.items()})
+        connection = self.server.patient_connect(db)
+        with connection.cursor() as cursor:
+            keeper.recorder.end(number, record.OK, self.read_tables(cursor))
+        connection.close()
 
     def amcheck(self):
-        checked = self.server.program('pg_amcheck', '-h', self.folder, '-p', self.server.port, '-U', 'postgres',
+        checked = self.server.program('pg_amcheck', '-h', self.server.address, '-p', self.server.port, '-U', 'postgres',
                                       '--install-missing', '--heapallindexed',
-                                      *[f'--database={db}' for db in self.databases])
+                                      *[f'--database={db}' for db in self.keepers])
         return checked.stdout.splitlines() or ['it failed'] * bool(checked.returncode)
+
+
+def setting(cursor, name):
+    # an extension's setting is known when its library is loaded
+    cursor.execute("SELECT current_setting(%s) FROM outbox._library() LIMIT 1", (name,))
+    return cursor.fetchone()[0]
 
 
 def parse(arguments):
     options = {'seed': str(random.SystemRandom().randrange(1_000_000)), 'messages': 5000, 'crashes': 3, 'restarts': 1,
-               'kills': 12, 'nuisances': 8, 'databases': 2, 'port': 5433, 'seconds': 0, 'patience': 90, 'streams': 40, 'keys': 0, 'lead': 2, 'check': 0}
+               'kills': 12, 'nuisances': 8, 'databases': 2, 'port': 5433, 'seconds': 0, 'patience': 90, 'streams': 40, 'keys': 0, 'lead': 2, 'check': 0,
+               'faults': '', 'each': 1}
     for argument in arguments:
         name, _, value = argument.partition('=')
-        options[name] = value if name in ('seed', 'bindir', 'folder') else int(value)
+        options[name] = value if name in ('seed', 'bindir', 'folder', 'faults') else int(value)
     return options
 
 
@@ -284,29 +411,25 @@ def suffer(options, report):
     faults, in_time = run.load()
     report.say(in_time, 'the producers ended in time')
     print(f'# faults: {faults.counts()} in {time.monotonic() - began:.0f} s', flush=True)
+    if run.ordeals:
+        report.say(not faults.missing, f'each of these faults has come: {options["faults"]}', faults.missing)
     run.drain()
     print(f'# load and drain: {time.monotonic() - began:.0f} s', flush=True)
     report.say(not run.crew.broken, 'no client ended with an error of its own', run.crew.broken)
     found = run.amcheck()
     report.say(not found, 'pg_amcheck finds tables and indexes sound', found)
+    for ordeal in run.ordeals:
+        ordeal.report(report.say)
     run.server.stop('fast')
-
-
-def judge(folder, report):
-    """Hold the histories in a folder against the laws."""
-    anomalies = {name: [] for name in check.names()}
-    for db, history in record.read(folder).items():
-        checked = check.check(history)
-        print(f'# {db}: {checked.summary()}', flush=True)
-        for anomaly in checked.anomalies:
-            anomalies[anomaly.law].append(f'{db}: {anomaly.text}')
-    for name, found in anomalies.items():
-        report.say(not found, f'{name}: {check.names()[name]}', found)
 
 
 def main():
     options = parse(sys.argv[1:])
-    told = ('seed', 'messages', 'crashes', 'restarts', 'kills', 'nuisances')
+    if 'disk' in options['faults'] and not options['check']:
+        if 'standby' in options['faults']:
+            sys.exit('a standby does not get the small disks of its primary: ask for one of them')
+        mount_apart()
+    told = ('seed', 'messages', 'crashes', 'restarts', 'kills', 'nuisances', 'faults', 'each')
     print('#', *(f'{name}={options[name]}' for name in told), flush=True)
     report = Report()
     if not options['check']:

@@ -4,17 +4,26 @@ A claim's result is a list of leases [id, tag, attempts, from, until, message_id
 from and until are the server's times, which process_work_batch does not tell.
 """
 
-import json
 import time
 import uuid
 
-from clients import Client, Lost, Refused
-from plan import CLAIMED_TOPICS, TOPICS, payload, read_payload
+from clients import Client, Lost
+from plan import (CLAIMED_TOPICS, HANDLER_NAMES, OTHERS_WANT, PURGED, REDRIVEN, REPLAYED, SHORT, SUBSCRIPTIONS, TENANTS, TIMED, read_payload,
+                  wrong_fields)
 
+COLUMNS = """
+    id, payload, attempts, (extract(epoch FROM locked_until) * 1000000)::bigint, message_id, topic,
+    correlation_id, headers, tenant_id"""
 CLAIM = """
-    SELECT id, payload, attempts, (extract(epoch FROM locked_until) * 1000000)::bigint, message_id
-      FROM outbox.{function}(%(owner)s::uuid, lease_seconds => %(lease)s, batch_size => %(batch)s,
-           namespace => %(namespace)s, {topics} => %(topics)s::text[], wait_ms => %(wait)s)
+    SELECT {columns} FROM outbox.claim{store}(%(owner)s::uuid, lease_seconds => %(lease)s, batch_size => %(batch)s,
+           namespace => %(namespace)s, {topics} => %(topics)s::text[], tenant_id => %(tenant)s::uuid, wait_ms => %(wait)s)
+"""
+CLAIM_DELIVERIES = """
+    SELECT {columns} FROM outbox.claim{store}(%(owner)s::uuid, lease_seconds => %(lease)s, batch_size => %(batch)s,
+           subscription => %(subscription)s, wait_ms => %(wait)s)
+"""
+CLAIM_DUE = """
+    SELECT {columns} FROM outbox.claim{store}(%(owner)s::uuid, lease_seconds => %(lease)s, batch_size => %(batch)s)
 """
 
 
@@ -22,39 +31,55 @@ def new_owner(chance):
     return str(uuid.UUID(int=chance.getrandbits(128), version=4))
 
 
+def judge(text, **came):
+    """The tag; or what is wrong with a message, after 'broken: '."""
+    tag, whole = read_payload(text)
+    if not whole:
+        return f'broken: {text[:40]}'
+    wrong = wrong_fields(tag, **came)
+    return f'broken: {tag} has {wrong}' if wrong else tag
+
+
 def leases(rows, lease):
     found = []
-    for row_id, text, attempts, until, message_id in rows:
-        tag, whole = read_payload(text)
-        found.append([row_id, tag if whole else f'broken: {text[:40]}', attempts,
+    for row_id, text, attempts, until, message_id, _, correlation, headers, tenant in rows:
+        found.append([row_id, judge(text, correlation=correlation, headers=headers, tenant=tenant), attempts,
                       until - lease * 1000000, until, str(message_id)])
     return found
 
 
 class Worker(Client):
     kind = 'worker'
-    store = ''          # what the names of the calls end with
-    topics_name = 'topics'
+    store = ''          # what the names of the calls end with; @ and a subscription
+    statement = CLAIM
+    topics = CLAIMED_TOPICS
+    names = {}          # of calls that are named otherwise
+    ways = {'ack': 80, 'nack': 8, 'fail': 1, 'renew': 6, 'release': 3, 'forget': 2}
 
     def __init__(self, *more):
         super().__init__(*more)
         self.owner = new_owner(self.chance)
         self.forgotten = []     # leases that were left to end
+        self.redriven = set()   # of the last claim, the ids of topics that are redriven or purged
+        self.looks = []         # (when, ids to look for)
+        self.short = set()      # and of the one that is kept for a second
 
     def claim(self, **options):
         chance = self.chance
         args = {'owner': self.owner, 'store': self.store, 'lease': chance.choices((1, 2, 10), (3, 3, 1))[0],
-                'batch': 100 if chance.random() < 0.2 else chance.randrange(1, 20),
-                'namespace': 'default' if chance.random() < 0.1 else None, 'topics': None,
-                'wait': chance.choice((0, 20, 500))}
-        if not self.store and chance.random() < 0.2:
-            args['topics'] = chance.sample(CLAIMED_TOPICS, 3)
+                'batch': 100 if chance.random() < 0.2 else chance.randrange(1, 20)}
+        if self.statement == CLAIM:
+            args.update(namespace='default' if chance.random() < 0.1 else None,
+                        topics=chance.sample(self.topics, len(self.topics) // 3 + 1) if chance.random() < 0.2 else None,
+                        tenant=chance.choice(TENANTS) if not self.store and chance.random() < 0.1 else None,
+                        wait=chance.choice((0, 0, 20, 500)))
+        elif self.statement == CLAIM_DELIVERIES:
+            args.update(subscription=self.store[1:], wait=chance.choice((0, 0, 20)))
         args.update(options)
-        statement = CLAIM.format(function='claim' + self.store, topics=self.topics_name)
         tx = ''
         if chance.random() < 0.05:
             tx = self.begin()
-        taken = self.call('claim', statement, args, tx, args, lambda rows: leases(rows, args['lease']))
+        taken = self.ask(args, tx)
         if tx:
             how = chance.choice(('commit', 'rollback'))
             if chance.random() < 0.2:
@@ -64,6 +89,18 @@ class Worker(Client):
             if how == 'rollback':
                 return []
         return taken or []
+
+    def ask(self, args, tx=''):
+        def parse(rows):
+            self.redriven = {row[0] for row in rows if row[5] in (REDRIVEN, PURGED)}
+            self.short = {row[0] for row in rows if row[5] == SHORT}
+            return leases(rows, args['lease'])
+
+        topics = 'handler_names' if self.store else 'topics'
+        return self.call('claim', self.statement.format(columns=COLUMNS, store=self.suffix(), topics=topics), args, tx, args, parse)
+
+    def suffix(self):
+        return '' if self.store.startswith('@') else self.store
 
     # settling
 
@@ -84,22 +121,25 @@ class Worker(Client):
             more += ", delay => %(delay)s * interval '1 ms'"
         elif op == 'fail':
             more = ", error => 'never', reason => 4"
+        single = not self.store and len(ids) == 1 and chance.random() < 0.3
         if op != 'release':
-            more += ', attempts => %(attempts)s::int[]'
+            more += ', attempt => (%(attempts)s::int[])[1]' if single else ', attempts => %(attempts)s::int[]'
         if strict:
+            args['strict'] = True
             more += ', strict => true'
-        return self.call(op, f'SELECT outbox.{op}{self.store}(%(owner)s::uuid, %(ids)s::bigint[]{more})',
-                         args, tx, args)
+        name, which = (f'{op}_one', '(%(ids)s::bigint[])[1]') if single else (self.names.get(op, op) + self.suffix(), '%(ids)s::bigint[]')
+        return self.call(op, f'SELECT outbox.{name}(%(owner)s::uuid, {which}{more})', args, tx, args)
 
     def handle(self, taken):
         chance = self.chance
         roll = chance.random()
         if roll < 0.45:
             self.settle('ack', taken, fenced=chance.random() < 0.7)
+            self.look_for(taken)
         elif roll < 0.50 and not self.store:
             self.ack_with_work(taken)
-        elif roll < 0.53:
-            self.call('release_all', f'SELECT outbox.release{self.store}(%s::uuid)', (self.owner,),
+        elif roll < 0.53 and 'release' in self.ways:
+            self.call('release_all', f'SELECT outbox.release{self.suffix()}(%s::uuid)', (self.owner,),
                       args={'owner': self.owner, 'store': self.store})
         else:
             for lease in taken:
@@ -107,7 +147,12 @@ class Worker(Client):
 
     def handle_one(self, lease, taken):
         chance = self.chance
-        op = chance.choices(('ack', 'nack', 'fail', 'renew', 'release', 'forget'), (80, 8, 1, 6, 3, 2))[0]
+        op = chance.choices(list(self.ways), list(self.ways.values()))[0]
+        if lease[0] in self.redriven and chance.random() < 0.4:
+            op = 'fail'
+        if lease[2] > 1 and chance.random() < 0.3:
+            # as another who has the same token, and had the lease before
+            self.settle(chance.choice(('ack', 'nack', 'fail', 'renew')), [lease[:2] + [lease[2] - 1] + lease[3:]])
         if op == 'forget':
             self.forgotten.append(lease)
             return
@@ -115,6 +160,20 @@ class Worker(Client):
             self.settle('renew', taken if chance.random() < 0.3 else [lease])
             op = 'ack'
         self.settle(op, [lease], strict=chance.random() < 0.2)
+        if op == 'ack':
+            self.look_for([lease])
+
+    def look_for(self, done):
+        """What is done is kept for a while."""
+        ids = [lease[0] for lease in done if lease[0] in self.short]
+        if ids:
+            self.looks.append((time.monotonic() + self.chance.random() * 0.9, ids))
+
+    def look(self):
+        """But not at once."""
+        _, ids = self.looks.pop(0)
+        self.call('look_for', 'SELECT id FROM outbox.messages WHERE id = ANY (%s)', (ids,), '', {'ids': ids},
+                  lambda rows: [row[0] for row in rows])
 
     def ack_with_work(self, taken):
         """The work and a strict ack in one transaction: exactly once."""
@@ -128,15 +187,17 @@ class Worker(Client):
             self.end(tx, 'commit')
 
     def try_stale(self):
-        """Acknowledge what was forgotten: it works only if nobody has taken it since."""
+        """Acknowledge what was forgotten: it works only if it was not taken over since."""
         stale = [self.forgotten.pop(0)]
         self.settle(self.chance.choice(('ack', 'nack', 'renew')), stale, strict=self.chance.random() < 0.5)
 
     def round(self):
         if self.chance.random() < 0.01:
-            self.call('reap', f'SELECT outbox.reap{self.store}()')
+            self.call('reap', f'SELECT outbox.{self.names.get("reap", "reap")}{self.suffix()}()')
         if len(self.forgotten) > 5:
             self.try_stale()
+        while self.looks and self.looks[0][0] < time.monotonic():
+            self.look()
         try:
             taken = self.claim()
         except Lost:
@@ -148,135 +209,92 @@ class Worker(Client):
             self.handle(taken)
 
     def finish(self):
-        if self.chance.random() < 0.5:
-            self.call('release_all', f'SELECT outbox.release{self.store}(%s::uuid)', (self.owner,),
+        if 'release' in self.ways and self.chance.random() < 0.5:
+            self.call('release_all', f'SELECT outbox.release{self.suffix()}(%s::uuid)', (self.owner,),
                       args={'owner': self.owner, 'store': self.store})
+
+
+class Waiter(Worker):
+    """Never looks without waiting, so that whatever it gets has woken it."""
+    topics = ('t0', 't1', SHORT, TIMED)
+    ways = {'ack': 60, 'nack': 20, 'fail': 1, 'renew': 5, 'release': 10, 'forget': 4}
+    isolations = (None,), (1,)
+    WAIT = 12000        # ms; longer than it takes one of the others to look again
+
+    def ask(self, args, tx=''):
+        return super().ask({**args, 'wait': self.WAIT, 'batch': self.chance.randrange(1, 4)}, tx)
 
 
 class InboxWorker(Worker):
     store = '_inbox'
-    topics_name = 'handler_names'
+    topics = HANDLER_NAMES
 
 
-class Instance(Client):
-    """A program that calls process_work_batch; it comes, works, and goes, in silence or not."""
-    kind = 'worker'
-    LEASE, STALE = 2, 3
+class TimerWorker(Worker):
+    """Takes timers that are due itself, beside the dispatcher."""
+    store = '_timers'
+    statement = CLAIM_DUE
+    names = {'nack': 'abandon', 'reap': 'reap_expired'}
+    ways = {'ack': 60, 'nack': 20, 'fail': 4, 'renew': 12, 'forget': 4}
+
+    def round(self):
+        super().round()
+        # it must leave something to the dispatcher
+        time.sleep(self.chance.random() * 0.1)
+
+
+class RunWorker(TimerWorker):
+    store = '_job_runs'
+
+
+class Subscriber(Worker):
+    """Claims for one subscription after the other, and has some of its own that come and go."""
+    statement = CLAIM_DELIVERIES
 
     def __init__(self, *more):
         super().__init__(*more)
-        self.come()
-
-    def come(self):
-        self.owner = new_owner(self.chance)
-        self.rounds = self.chance.randrange(5, 120)
-        self.done, self.failed, self.kept = [], [], []
-        self.sent = 0
-
-    def work_batch(self):
-        chance = self.chance
-        one = {'outbox': 4, 'inbox': 2}
-        sections = {
-            'outbox_completions': [], 'inbox_completions': [], 'outbox_failures': [], 'inbox_failures': [],
-            'renew_outbox_lease_ids': [], 'renew_inbox_lease_ids': [], 'new_outbox_messages': [],
-            'new_inbox_messages': []}
-        messages = []
-        for source, lease in self.done:
-            # a status with fewer bits gives the lease back
-            sections[f'{source}_completions'].append(
-                {'message_id': lease[5], 'status': one[source] if chance.random() < 0.95 else chance.choice((0, 1))})
-        for source, lease in self.failed:
-            sections[f'{source}_failures'].append({'MessageId': lease[5], 'error': 'again'})
-        for source, lease in self.kept:
-            sections[f'renew_{source}_lease_ids'].append(lease[5])
-        if chance.random() < 0.2:
-            self.serial += 1
-            message = {'tag': f'{self.name}.b{self.serial}', 'topic': chance.choice(TOPICS), 'namespace': 'default', 'size': 0}
-            messages.append(message)
-            sections['new_outbox_messages'].append({'topic': message['topic'], 'payload': payload(message['tag'])})
-        args = {'owner': self.owner, 'lease': self.LEASE, 'stale': self.STALE, 'messages': messages,
-                **{name: section for name, section in sections.items() if section and not name.startswith('new')}}
-        named = ''.join(f', {name} => %({name})s::jsonb' for name, section in sections.items() if section)
-        values = {name: json.dumps(section) for name, section in sections.items()}
-
-        def parse(rows):
-            taken = []
-            for source, row_id, message_id, text, attempts in rows:
-                tag, whole = read_payload(text)
-                taken.append([source, [row_id, tag if whole else f'broken: {text[:40]}', attempts, 0, 0, str(message_id)]])
-            return taken
-
-        return self.call('work_batch', f"""
-            SELECT source, id, message_id, payload, attempts
-              FROM outbox.process_work_batch(%(owner)s::uuid, 'history', 'here', 1{named},
-                   lease_seconds => %(lease)s, stale_threshold_seconds => %(stale)s, batch_size => %(batch)s)
-            """, {**args, **values, 'batch': chance.randrange(1, 30)}, args=args, parse=parse)
-
-    def round(self):
-        chance = self.chance
-        if self.rounds == 0:
-            if chance.random() < 0.6:
-                self.call('deregister', 'SELECT outbox.deregister_instance(%s::uuid)', (self.owner,),
-                          args={'owner': self.owner})
-            self.come()
-        self.rounds -= 1
-        try:
-            taken = self.work_batch()
-        except Lost:
-            self.come()
-            raise
-        except Refused:
-            self.done, self.failed, self.kept = [], [], []
-            raise
-        again = self.kept
-        self.done, self.failed, self.kept = [], [], []
-        for entry in taken + again:
-            chance.choices((self.done, self.failed, self.kept, []), (85, 5, 5, 5))[0].append(entry)
-        time.sleep(chance.random() * 0.02)
-
-
-class Steward(Client):
-    """Does by hand, and all the time, what workers and operators do now and then."""
-    kind = 'worker'
-    CHORES = {
-        'cleanup': 'SELECT outbox.cleanup()',
-        'run_maintenance': 'SELECT count(*) FROM outbox.run_maintenance()',
-        'maintain': 'CALL outbox.maintain()',
-        'reap': 'SELECT outbox.reap()',
-        'reap_inbox': 'SELECT outbox.reap_inbox()',
-        'reap_timers': 'SELECT outbox.reap_expired_timers()',
-        'reap_runs': 'SELECT outbox.reap_expired_job_runs()',
-        'dispatch': 'SELECT outbox.dispatch_due(10)',
-        'process_waits': 'SELECT outbox.process_join_waits(5)',
-        'reconcile': 'SELECT outbox.reconcile_joins()',
-        'status': 'SELECT count(*) FROM outbox.status()',
-        'explain': 'SELECT count(*) FROM outbox.explain_message((SELECT max(id) FROM outbox.queue))',
-    }
+        self.own = []
+        self.tidy = True        # what a predecessor has left may still be there
+        self.past = {}          # of each subscription, what was forgotten
+        self.replays = self.lives = 0   # each delivers all that there was
 
     def round(self):
         chance = self.chance
         roll = chance.random()
-        if roll < 0.15:
-            self.pause()
-        elif roll < 0.30:
-            self.requeue()
+        if self.tidy:
+            self.tidy = False
+            for name in self.subscriptions():
+                if name.startswith(f'd{self.slot}-'):
+                    self.unsubscribe(name)
+        elif roll < 0.01 and self.own:
+            self.unsubscribe(self.own.pop(0))
+        elif roll < 0.06 and len(self.own) < 4 and self.lives < 20:
+            self.own.append(self.subscribe())
+        elif roll < 0.08 and self.replays < 3:
+            self.replays += 1
+            self.call('replay', "SELECT outbox.replay(%s, '-infinity')", (REPLAYED,), args={'subscription': REPLAYED})
         else:
-            chore = chance.choice(sorted(self.CHORES))
-            self.call(chore, self.CHORES[chore])
-        time.sleep(chance.random() * 0.2)
+            self.store = '@' + chance.choice([*SUBSCRIPTIONS, *self.own * 2])
+            self.forgotten = self.past.setdefault(self.store, [])
+            super().round()
+        time.sleep(chance.random() * 0.02)
 
-    def pause(self):
-        topic = self.chance.choice(TOPICS)
-        args = {'topic': topic, 'namespace': 'default'}
-        self.call('pause', 'SELECT outbox.pause_topic(%(topic)s, %(namespace)s)', args, args=args)
-        time.sleep(self.chance.random() * 0.4)
-        self.call('resume', 'SELECT outbox.resume_topic(%(topic)s, %(namespace)s)', args, args=args)
+    def subscriptions(self):
+        return self.call('look', 'SELECT array_agg(subscription ORDER BY subscription) FROM outbox.subscriptions') or []
 
-    def requeue(self):
-        """What was failed for good gets another chance."""
-        ids = self.call('look', 'SELECT array_agg(id) FROM (SELECT id FROM outbox.dead WHERE failure_reason = 4 LIMIT 3) d')
-        if ids:
-            self.call('requeue', 'SELECT outbox.requeue(%s::bigint[])', (ids,), args={'ids': ids})
+    def subscribe(self):
+        """Its name is never used again."""
+        self.serial += 1
+        self.lives += 1
+        args = {'subscription': f'd{self.name}.{self.serial}', 'start': self.chance.random() < 0.5}
+        self.call('subscribe', 'SELECT outbox.subscribe(%s, %s, start_at => %s)',
+                  (args['subscription'], [OTHERS_WANT], '-infinity' if args['start'] else None), args=args)
+        return args['subscription']
+
+    def unsubscribe(self, name):
+        args = {'subscription': name, 'drop': self.chance.random() < 0.5}
+        self.past.pop(f'@{name}', None)
+        self.call('unsubscribe', 'SELECT outbox.unsubscribe(%s, drop_messages => %s)', (name, args['drop']), args=args)
 
 
 class Patient(Worker):
@@ -286,13 +304,16 @@ class Patient(Worker):
     def drain_once(self):
         """How many messages it got."""
         count = 0
-        for worker_store, topics_name in (('', 'topics'), ('_inbox', 'handler_names')):
-            self.store, self.topics_name = worker_store, topics_name
-            taken = self.call('claim', CLAIM.format(function='claim' + worker_store, topics=topics_name),
-                              *[{'owner': self.owner, 'store': worker_store, 'lease': 30, 'batch': 1000,
-                                 'namespace': None, 'topics': None, 'wait': 0}], '',
-                              {'owner': self.owner, 'store': worker_store, 'lease': 30},
-                              lambda rows: leases(rows, 30))
+        deliveries = [(f'@{name}', CLAIM_DELIVERIES) for name, in self.server.rows(
+            'SELECT subscription FROM outbox.subscriptions WHERE ready + leased > 0', db=self.db)]
+        for store, statement in (('', CLAIM), ('_inbox', CLAIM), ('_timers', CLAIM_DUE), ('_job_runs', CLAIM_DUE), *deliveries):
+            self.store, self.statement = store, statement
+            args = {'owner': self.owner, 'store': store, 'lease': 30, 'batch': 1000}
+            if statement == CLAIM:
+                args.update(namespace=None, topics=None, tenant=None, wait=0)
+            elif statement == CLAIM_DELIVERIES:
+                args.update(subscription=store[1:], wait=0)
+            taken = self.ask(args)
             self.settle('ack', taken)
             count += len(taken or [])
         return count

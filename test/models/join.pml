@@ -1,12 +1,12 @@
 /*
  * join.pml
- *	  A join, its members, its wait and its doubts, as join.c, joins.sql and waits.sql
+ *	  A join, its members, its wait and its rechecks, as join.c, joins.sql and waits.sql
  *	  change them.
  *
  * Each message ends in a transaction of its own that marks its member, bumps the
- * join, and wakes the wait; the last one does so without waiting for anybody, as a
+ * join, and wakes the wait; the last one does so without waiting, as a
  * claim or a reap does.  One message is attached late, while it ends.  A worker
- * settles doubts and evaluates the wait.  Every transaction may fail at any point.
+ * processes rechecks and evaluates the wait.  Every transaction may fail at any point.
  * Others see of it only that a row is being changed, and by whom, until it commits.
  *
  * Runs:
@@ -15,7 +15,7 @@
  *	long -DMESSAGES=3 -DLATE=2 -DFAILURES=2
  *	BROKEN_ATTACH
  *	BROKEN_BUMP
- *	BROKEN_DOUBT
+ *	BROKEN_RECHECK
  *	BROKEN_WRITER
  *	BROKEN_CONTINUATION
  */
@@ -66,14 +66,14 @@ byte ncontinuations;
 byte new_continuations;
 
 /*
- * Doubts: about a message (its number), or about the join as a whole (0), each with
- * the transaction that it waits for; uncommitted ones belong to who leaves them.
+ * Rechecks: about a message (its number), or about the join as a whole (0), each with
+ * the transaction that it waits for; uncommitted ones belong to the transaction that leaves them.
  */
-bool doubt[MESSAGES + 1];
-byte doubt_for[MESSAGES + 1];		/* a bit for each transaction that it waits for */
-byte new_doubt[PROCESSES + 1];		/* a bit for each that this process leaves */
+bool recheck[MESSAGES + 1];
+byte recheck_for[MESSAGES + 1];		/* a bit for each transaction that it waits for */
+byte new_recheck[PROCESSES + 1];		/* a bit for each that this process leaves */
 byte new_for[PROCESSES + 1];
-byte settled[PROCESSES + 1];		/* that it has deleted */
+byte resolved[PROCESSES + 1];		/* that it has deleted */
 
 bool in_progress[PROCESSES + 1];
 byte nfailures;
@@ -91,26 +91,26 @@ inline begin()
 	in_progress[me] = true
 }
 
-inline leave_doubt(about, waits_for)
+inline leave_recheck(about, waits_for)
 {
-	new_doubt[me] = new_doubt[me] | BIT(about);
+	new_recheck[me] = new_recheck[me] | BIT(about);
 	new_for[me] = new_for[me] | BIT(waits_for)
 }
 
 /*
  * P7, at every commit: as many steps are counted as members are marked, or there is a
- * doubt that will have the join counted again; and of each message that has ended
- * and is a member, the member is marked, or there is a doubt.
+ * recheck that will have the join counted again; and of each message that has ended
+ * and is a member, the member is marked, or there is a recheck.
  */
 inline check()
 {
 	nmarked = 0;
 	for (i : 1 .. MESSAGES) {
 		nmarked = nmarked + (is_member[i] && is_marked[i]);
-		assert(!(is_member[i] && is_gone[i]) || is_marked[i] || doubt[i])
+		assert(!(is_member[i] && is_gone[i]) || is_marked[i] || recheck[i])
 	}
 	assert(count <= nmarked);
-	assert(count == nmarked || doubt[0]);
+	assert(count == nmarked || recheck[0]);
 	assert(ncontinuations <= 1);
 	assert(ncontinuations == (wait == WAIT_DONE));
 	assert(ncontinuations == 0 || IS_COMPLETE(count));
@@ -152,18 +152,18 @@ inline commit()
 		end_rows(true);
 		for (i : 0 .. MESSAGES) {
 			if
-			:: settled[me] & BIT(i) -> doubt[i] = false; doubt_for[i] = 0
+			:: resolved[me] & BIT(i) -> recheck[i] = false; recheck_for[i] = 0
 			:: else
 			fi;
 			if
-			:: new_doubt[me] & BIT(i) ->
-				doubt[i] = true; doubt_for[i] = doubt_for[i] | new_for[me];
+			:: new_recheck[me] & BIT(i) ->
+				recheck[i] = true; recheck_for[i] = recheck_for[i] | new_for[me];
 				/* another row, which the worker has not read */
-				settled[WORKER] = (me == WORKER -> settled[WORKER] : settled[WORKER] & ~BIT(i))
+				resolved[WORKER] = (me == WORKER -> resolved[WORKER] : resolved[WORKER] & ~BIT(i))
 			:: else
 			fi
 		}
-		new_doubt[me] = 0; new_for[me] = 0; settled[me] = 0;
+		new_recheck[me] = 0; new_for[me] = 0; resolved[me] = 0;
 		ncontinuations = ncontinuations + new_continuations;
 		new_continuations = 0;
 		in_progress[me] = false;
@@ -175,7 +175,7 @@ inline abort()
 {
 	d_step {
 		end_rows(false);
-		new_doubt[me] = 0; new_for[me] = 0; settled[me] = 0;
+		new_recheck[me] = 0; new_for[me] = 0; resolved[me] = 0;
 		if
 		:: me == WORKER -> new_continuations = 0
 		:: else
@@ -198,12 +198,12 @@ inline maybe_fail()
 /* join.c                                                                 */
 /* ---------------------------------------------------------------------- */
 
-/* outbox_join_wake: make the wait claimable, or leave a doubt. */
+/* outbox_join_wake: make the wait claimable, or leave a recheck. */
 inline wake_wait()
 {
 	d_step {
 		if
-		:: wait_by != 0 && wait_by != me -> leave_doubt(0, wait_by)
+		:: wait_by != 0 && wait_by != me -> leave_recheck(0, wait_by)
 		:: wait_by == 0 && wait == WAIT_PARKED ->
 			wait_by = me; new_wait = WAIT_READY
 		:: else
@@ -211,7 +211,7 @@ inline wake_wait()
 	}
 }
 
-/* The last message is buried by a claim, which waits for nobody. */
+/* The last message is buried by a claim, which does not wait. */
 #define MUST_NOT_WAIT (me == MESSAGES)
 
 /* outbox_join_count, of one message */
@@ -222,11 +222,11 @@ inline count_message()
 		if
 		:: !is_member[me] && member_by[me] != 0 ->
 			/* it is becoming a member */
-			leave_doubt(me, member_by[me])
+			leave_recheck(me, member_by[me])
 		:: is_member[me] && !is_marked[me] && member_by[me] == 0 ->
 			member_by[me] = me; step = true
 		:: is_member[me] && !is_marked[me] && member_by[me] != 0 && MUST_NOT_WAIT ->
-			leave_doubt(me, member_by[me])
+			leave_recheck(me, member_by[me])
 		:: is_member[me] && is_marked[me]
 		:: !is_member[me] && member_by[me] == 0
 		fi
@@ -242,7 +242,7 @@ inline count_message()
 #endif
 		if
 		:: fails
-		:: !fails && MUST_NOT_WAIT && join_by != 0 -> leave_doubt(0, me)
+		:: !fails && MUST_NOT_WAIT && join_by != 0 -> leave_recheck(0, me)
 		:: atomic { !fails && join_by == 0 -> join_by = me; new_count = count + 1 }
 		fi;
 		if
@@ -294,7 +294,7 @@ proctype attacher(byte about)
 			/* _message_end: how it has ended, or who is changing it */
 			sees = (gone_by[about] != 0 -> gone_by[about] : (is_gone[about] -> me : 0));
 			if
-			:: sees != 0 -> leave_doubt(about, sees)
+			:: sees != 0 -> leave_recheck(about, sees)
 			:: else
 			fi;
 			sees = 0
@@ -316,11 +316,11 @@ proctype attacher(byte about)
 /* waits.sql                                                              */
 /* ---------------------------------------------------------------------- */
 
-#define WAITS_FOR(d, p) ((doubt_for[d] & BIT(p)) && in_progress[p])
-#ifdef BROKEN_DOUBT
-#define CAN_SETTLE(d) (doubt[d])
+#define WAITS_FOR(d, p) ((recheck_for[d] & BIT(p)) && in_progress[p])
+#ifdef BROKEN_RECHECK
+#define CAN_RESOLVE(d) (recheck[d])
 #else
-#define CAN_SETTLE(d) (doubt[d] && !WAITS_FOR(d, 1) && !WAITS_FOR(d, 2) && \
+#define CAN_RESOLVE(d) (recheck[d] && !WAITS_FOR(d, 1) && !WAITS_FOR(d, 2) && \
 	!WAITS_FOR(d, 3) && !WAITS_FOR(d, 4) && !WAITS_FOR(d, PROCESSES - 2) && \
 	!WAITS_FOR(d, PROCESSES - 1))
 #endif
@@ -338,11 +338,11 @@ inline recount()
 	}
 }
 
-/* _settle_join_doubt, with the doubt's row locked */
-inline settle_doubt(about)
+/* _process_join_recheck, with the recheck's row locked */
+inline process_recheck(about)
 {
 	d_step {
-		settled[me] = settled[me] | BIT(about);
+		resolved[me] = resolved[me] | BIT(about);
 		if
 		:: join_by != 0 -> got = false
 		:: else -> join_by = me; new_count = count; got = true
@@ -372,7 +372,7 @@ inline settle_doubt(about)
 		:: IS_COMPLETE(new_count) -> wake_wait()
 		:: else
 		fi
-	:: else -> settled[me] = settled[me] & ~BIT(about)
+	:: else -> resolved[me] = resolved[me] & ~BIT(about)
 	fi
 }
 
@@ -392,7 +392,7 @@ inline evaluate()
 			new_wait = WAIT_PARKED;
 #ifndef BROKEN_WRITER
 			if
-			:: sees != 0 -> leave_doubt(0, sees)
+			:: sees != 0 -> leave_recheck(0, sees)
 			:: else
 			fi;
 #endif
@@ -421,14 +421,14 @@ proctype worker()
 
 end_worker:
 	do
-	:: atomic { CAN_SETTLE(0) || CAN_SETTLE(1) || CAN_SETTLE(2) || CAN_SETTLE(MESSAGES) ||
+	:: atomic { CAN_RESOLVE(0) || CAN_RESOLVE(1) || CAN_RESOLVE(2) || CAN_RESOLVE(MESSAGES) ||
 			(wait == WAIT_READY && wait_by == 0) -> begin() };
 		fails = false;
 		about = 0;
 		do
 		:: about <= MESSAGES ->
 			if
-			:: CAN_SETTLE(about) -> settle_doubt(about)
+			:: CAN_RESOLVE(about) -> process_recheck(about)
 			:: else
 			fi;
 			about++

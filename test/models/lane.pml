@@ -3,23 +3,26 @@
  *	  What shared memory knows of one lane: cursor, next_due, marks, watches and
  *	  leases, as lane.c, lane_state.c, lane_publish.c and lane_xact.c keep them.
  *
- * Sessions run transactions that insert, claim, ack and release, and commit, abort,
- * or fail in the middle of a scan, while the clock goes on.  In every state, each
- * message that can be claimed is where the next claim looks, or somebody is about
- * to say so: the invariant at the top of lane.c.  When all have ended, nobody is
- * about to do anything, so a claim then finds all there is.
+ * Sessions run transactions that insert, claim, ack, release and reap, and commit,
+ * abort, or fail in the middle of a scan, while the clock goes on.  In every state,
+ * each message that can be claimed is where the next claim looks, or a process is about
+ * to say so: the invariant at the top of lane.c; and each lease that has ended is where
+ * the next reap looks.  When all have ended, no process is about to do anything, so a claim
+ * then finds all there is.
  *
  * A d_step is what is done under the agenda's lock, or one row that is read and
  * changed.  README.md maps the names to the code.
  *
  * Runs:
- *	short -DSECOND=1
+ *	short -DSECOND=1 -DREAPS=1
  *	short -DTRANSACTIONS=1 -DOTHERS=2
  *	long -DTRANSACTIONS=2
  *	long -DSECOND=1 -DCALLS=2
  *	long -DTRANSACTIONS=1 -DCALLS=2 -DOTHERS=2
  *	long -DSECOND=1 -DOTHERS=2 -DKEYS=4 -DLAST_TIME=4
  *	long -DSESSIONS=3 -DTRANSACTIONS=1 -DCALLS=2 -DCELLS=3 -DKEYS=4
+ *	long -DSECOND=1 -DREAPS=2
+ *	long -DSECOND=1 -DREAPS=1 -DOTHERS=2
  *	BROKEN_SERIAL -DFORWARD
  *	BROKEN_LOWER -DSECOND=1 -DOTHERS=2
  *	BROKEN_NEXT_DUE
@@ -30,7 +33,33 @@
  *	BROKEN_BLOCKER
  *	BROKEN_CALL_OFF
  *	BROKEN_ABORT
+ *	BROKEN_READY -DSECOND=1 -DREAPS=1
+ *	BROKEN_TO_REAP -DSECOND=1 -DREAPS=1
+ *	BROKEN_ENDED -DSECOND=1 -DREAPS=1
+ *	BROKEN_ALIKE -DSECOND=1 -DREAPS=1
+ *	BROKEN_UNDONE -DSECOND=1 -DREAPS=1 -DOTHERS=2
  */
+
+#include "replay.pml"
+
+/*
+ * The events, and what they say.  A key is its time and, up to TIMES, its id in the
+ * order of those with this time; a time is the first of its keys.
+ */
+#define NEW 1				/* another lane */
+#define WATCH 2				/* who: its phase */
+#define UNWATCH 3
+#define RECORD 4			/* v1..v2; v3: whether it is of leases, or NEVER */
+#define MARK 5				/* v1..v2; v3: it is kept */
+#define ADVANCE 6			/* who: the phase; v1: done; v2: now; v3: limit; v4:
+							 * exhausted; v5: scan_next_due */
+#define RAISE 7				/* v1: the first key */
+#define KNOWN 8				/* v1: leases_lost, when the scan began */
+#define STATE 9
+#define IS_AS_TOLD (cursor == v1 && next_due == v2 && \
+	low[0] == v3 && low[1] == v4 && \
+	nscans[0] == v5 && nscans[1] == v6 && phase == v7 && leases_known == v8 && \
+	leases_lost == v9)
 
 #ifndef KEYS
 #define KEYS 3				/* of the ready index; key k is due at time k */
@@ -53,6 +82,9 @@
 #ifndef OTHERS
 #define OTHERS 0			/* of them that other lanes may take at any time */
 #endif
+#ifndef REAPS
+#define REAPS 0				/* reaps, of all sessions together */
+#endif
 #ifndef FIRST_TIME
 #define FIRST_TIME 2
 #endif
@@ -61,8 +93,15 @@
 #endif
 #define PAGE 2				/* entries of the index that are read together */
 
-#define NEVER 15			/* DT_NOEND, OUTBOX_KEY_MAX */
-#define EARLY 0				/* DT_NOBEGIN, OUTBOX_KEY_MIN */
+#ifndef REPLAY
+#define NEVER 15			/* DT_NOEND, OUTBOX_READY_KEY_MAX */
+#define TIME_OF(key) (key)
+#else
+#define NEVER 2147483647
+#define TIMES 4096
+#define TIME_OF(key) ((key) / TIMES * TIMES)
+#endif
+#define EARLY 0				/* DT_NOBEGIN, OUTBOX_READY_KEY_MIN */
 #define XIDS (SESSIONS * TRANSACTIONS)
 #define BIT(n) (1 << (n))
 #define MIN(a, b) ((a) < (b) -> (a) : (b))
@@ -99,6 +138,8 @@ byte now = FIRST_TIME;
 byte cursor = EARLY;
 byte next_due = EARLY;
 bool called;
+bool called_to_reap;
+byte ended_at = NEVER;			/* of the leases in marks that are due, the first end */
 bool leases_known;
 byte leases_lost;
 byte low[2];
@@ -127,6 +168,7 @@ byte wake = NEVER;
 byte current[SESSIONS + 1];		/* transaction */
 bool scanning[SESSIONS + 1];		/* between begin and end, or giving the watch back */
 byte copied[SESSIONS + 1];		/* cells of marks that the scan has taken along */
+byte to_reap[SESSIONS + 1];		/* the same, if it is a reap */
 byte stands[SESSIONS + 1];		/* of these, the marks that are still the same */
 byte looking[SESSIONS + 1];		/* transactions about to be looked at */
 bool ending[SESSIONS + 1];		/* its transaction is over, and about to be reported */
@@ -137,6 +179,7 @@ byte nfinished;
 hidden byte a_lo, a_hi, a_xid, a_at, a_due, a_ok;
 hidden byte c, s, best, best_gap, gap;
 hidden byte best_alike, alike, any_due;
+byte nreaps;
 hidden byte target, done_to, low_key, i;
 
 /* ---------------------------------------------------------------------- */
@@ -177,7 +220,7 @@ inline report_key(key)
 	:: nscans[1] > 0 -> low[1] = MIN(low[1], key)
 	:: else
 	fi;
-	next_due = MIN(next_due, key)
+	next_due = MIN(next_due, TIME_OF(key))
 }
 
 inline lower_cursor(key)
@@ -190,6 +233,45 @@ inline lower_cursor(key)
 #endif
 }
 
+inline watch()
+{
+	if
+	:: nscans[1 - phase] == 0 -> phase = 1 - phase; low[phase] = NEVER
+	:: else
+	fi;
+	nscans[phase]++;
+	my_phase = phase
+}
+
+inline call_lane()
+{
+	called = true;
+#ifndef BROKEN_TO_REAP
+	called_to_reap = true
+#endif
+}
+
+inline note_lease_end(at)
+{
+	if
+	:: at != EARLY -> ended_at = MIN(ended_at, at)
+	:: else
+	fi
+}
+
+inline append_due(cell)
+{
+	any_due = false;
+	for (s : 1 .. CELLS) {
+		any_due = any_due || mark[s] == DUE
+	}
+	ended_at = (any_due -> ended_at : NEVER);
+#ifndef BROKEN_ENDED
+	note_lease_end(mark_at[cell]);
+#endif
+	mark[cell] = DUE
+}
+
 /* Add the record to the pending mark that is closest to it. */
 inline merge_pending()
 {
@@ -197,7 +279,13 @@ inline merge_pending()
 	for (c : 1 .. CELLS) {
 		if
 		:: mark[c] == PENDING ->
+#ifndef BROKEN_ALIKE
+			alike = mark_xid[c] == a_xid &&
+				(mark_at[c] == a_at || (a_xid == 0 && a_at != EARLY));
+#else
+			/* the end of a lease is lost in what must be visited at once */
 			alike = mark_xid[c] == a_xid && (mark_at[c] == a_at || a_xid == 0);
+#endif
 			gap = (mark_hi[c] < a_lo -> a_lo - mark_hi[c] :
 				(a_hi < mark_lo[c] -> mark_lo[c] - a_hi : 0));
 			if
@@ -215,7 +303,7 @@ inline merge_pending()
 		a_ok = true;
 		if
 		:: best_alike -> mark_at[best] = MIN(mark_at[best], a_at)
-		:: else -> mark[best] = DUE; mark_xid[best] = 0
+		:: else -> append_due(best); mark_xid[best] = 0; note_lease_end(a_at)
 		fi
 	:: else
 	fi
@@ -234,13 +322,22 @@ inline merge_somewhere()
 	fi;
 	for (c : 1 .. CELLS) {
 		if
-		:: !a_ok && mark[c] == DUE -> extend_mark(c); a_ok = true
+		:: !a_ok && mark[c] == DUE -> extend_mark(c); note_lease_end(a_at); a_ok = true
 		:: else
 		fi
 	}
 }
 
 /* A mark for the record, unless one that there is already includes it. */
+#ifdef REPLAY
+/* The trace does not say which marks there are, but whether there was room. */
+inline add_mark()
+{
+	TELLS(what == MARK && v1 == a_lo && v2 == a_hi);
+	a_ok = v3;
+	FOLLOWED
+}
+#else
 inline add_mark()
 {
 	a_ok = false;
@@ -259,9 +356,12 @@ inline add_mark()
 	for (c : 1 .. CELLS) {
 		if
 		:: !a_ok && mark[c] == 0 && c + ntaken <= CELLS ->
-			mark[c] = (a_due -> DUE : PENDING);
 			mark_lo[c] = a_lo; mark_hi[c] = a_hi;
 			mark_xid[c] = a_xid; mark_at[c] = a_at;
+			if
+			:: a_due -> append_due(c)
+			:: else -> mark[c] = PENDING
+			fi;
 			a_ok = true
 		:: else
 		fi
@@ -271,6 +371,7 @@ inline add_mark()
 	:: else
 	fi
 }
+#endif
 
 /* Keep in mind that lo..hi must be visited again. */
 inline record(lo, hi, xid, at)
@@ -278,7 +379,12 @@ inline record(lo, hi, xid, at)
 	a_lo = lo; a_hi = hi; a_xid = xid; a_at = at;
 	a_due = a_xid == 0 && a_at == EARLY;
 	if
+#ifndef BROKEN_UNDONE
+	:: a_at != EARLY ->
+#else
+	/* of a lease that is no longer in a mark, if that which has ended it is undone */
 	:: a_at != EARLY && a_at != NEVER ->
+#endif
 		add_mark();
 		if
 		:: !a_ok -> lower_cursor(a_lo); leases_known = false; leases_lost++
@@ -337,7 +443,10 @@ inline drop_mark(session, cell)
 			fi;
 			mark_lo[cell] = MAX(mark_lo[cell], done_to);
 			mark_xid[cell] = 0;
-			mark[cell] = DUE
+			if
+			:: mark[cell] == PENDING -> append_due(cell)
+			:: else
+			fi
 		fi
 	:: else
 	fi
@@ -351,7 +460,7 @@ inline update(time)
 	for (c : 1 .. CELLS) {
 		if
 		:: mark[c] == PENDING && mark_xid[c] == 0 && mark_at[c] <= time ->
-			mark[c] = DUE
+			append_due(c)
 		:: else
 		fi;
 		listed = listed || mark[c] == DUE;
@@ -363,6 +472,17 @@ inline update(time)
 	wake = (listed -> NEVER : wake)
 }
 
+/* Has the end of a lease come, as far as the lane knows?  outbox_lane_next_time */
+#define ENDS_BY_NOW(m) (mark[m] == PENDING && mark_xid[m] == 0 && mark_at[m] <= now)
+#define ANY_DUE (mark[1] == DUE || mark[2] == DUE || mark[CELLS] == DUE)
+#define IS_PICKED_TO_REAP (!leases_known || called_to_reap || (ANY_DUE && ended_at <= now) || \
+	ENDS_BY_NOW(1) || ENDS_BY_NOW(2) || ENDS_BY_NOW(CELLS))
+#if REAPS > 0
+#define CAN_REAP (nreaps < REAPS && IS_PICKED_TO_REAP)
+#else
+#define CAN_REAP false
+#endif
+
 /* ---------------------------------------------------------------------- */
 /* A scan                                                                 */
 /* ---------------------------------------------------------------------- */
@@ -373,17 +493,18 @@ inline begin_scan()
 	d_step {
 		scan_now = now;
 		update(scan_now);
-		scan_main = next_due <= scan_now;
 		scan_cursor = cursor;
-		scan_called = called;
-		called = false;
-		lost = leases_lost;
 		if
-		:: nscans[1 - phase] == 0 -> phase = 1 - phase; low[phase] = NEVER
-		:: else
+		:: !reaps ->
+			scan_main = next_due <= scan_now;
+			scan_called = called;
+			called = false
+		:: else ->
+			scan_main = !leases_known;
+			called_to_reap = false
 		fi;
-		nscans[phase]++;
-		my_phase = phase;
+		lost = leases_lost;
+		watch();
 		for (c : 1 .. CELLS) {
 			if
 			:: mark[c] == DUE || (mark[c] == PENDING && mark_xid[c] != 0) ->
@@ -394,6 +515,7 @@ inline begin_scan()
 			fi
 		}
 		stands[me] = copied[me];
+		to_reap[me] = (reaps -> copied[me] : 0);
 		scanning[me] = true
 	}
 }
@@ -469,7 +591,27 @@ inline consider(k)
 		found_at[k] = SEEN_UNTIL(k);
 		nclaimed = nclaimed || IS_OWN(k);
 		passed = k + 1
-	:: (writer[k] == 0 || IS_OWN(k)) &&
+	:: (writer[k] == 0 || IS_OWN(k)) && reaps && SEEN_STATUS(k) == READY ->
+#ifndef BROKEN_READY
+		found[k] = 1; found_xid[k] = 0; found_at[k] = EARLY;
+#endif
+		passed = k + 1
+	:: (writer[k] == 0 || IS_OWN(k)) && reaps && SEEN_STATUS(k) == LEASED &&
+	   SEEN_UNTIL(k) <= scan_now ->
+		/* it moves to another key, or to the dead */
+		writer[k] = xid;
+		new_status[k] = GONE;
+		new_until[k] = 0;
+		touched[me] = touched[me] | BIT(k);
+		moved_lo = (moved_lo == 0 -> k : MIN(moved_lo, k));
+		moved_hi = MAX(moved_hi, k);
+		found[k] = 1; found_xid[k] = xid; found_at[k] = NEVER;
+		nclaimed = true;
+		reaped = true;
+		/* one is all that the first session wants */
+		stop = me == 1;
+		passed = k + 1
+	:: (writer[k] == 0 || IS_OWN(k)) && !reaps &&
 	   (SEEN_STATUS(k) == READY ||
 		(SEEN_STATUS(k) == LEASED && SEEN_UNTIL(k) <= scan_now)) ->
 		if
@@ -543,7 +685,8 @@ inline advance_cursor()
 	if
 	:: target >= cursor ->
 		cursor = target;
-		next_due = (exhausted && limit == NEVER -> MIN(scan_next_due, low_key) : target)
+		next_due = (exhausted && limit == NEVER -> MIN(scan_next_due, TIME_OF(low_key)) :
+			TIME_OF(target))
 	:: else
 	fi
 }
@@ -558,7 +701,7 @@ inline end_scan()
 			drop_mark(me, i)
 		}
 		if
-		:: scan_main -> advance_cursor()
+		:: scan_main && !reaps -> advance_cursor()
 		:: else
 		fi;
 #ifndef BROKEN_MOVED
@@ -594,7 +737,7 @@ inline end_scan()
 		nscans[my_phase]--;
 		update(scan_now);
 		looking[me] = waits;
-		scanning[me] = false; copied[me] = 0; stands[me] = 0
+		scanning[me] = false; copied[me] = 0; stands[me] = 0; to_reap[me] = 0
 	}
 }
 
@@ -606,7 +749,7 @@ inline look_at_blockers()
 		for (i : 1 .. XIDS) {
 			if
 			:: (looking[me] & BIT(i)) && IS_OVER(i) && (blockers & BIT(i)) ->
-				called = true;
+				call_lane();
 				blockers = blockers & ~BIT(i)
 			:: else
 			fi
@@ -622,7 +765,7 @@ inline forget_scan()
 	d_step {
 		key = 0; visits = 0; marked = 0; waits = 0; page = 0; entries = 0; passed = 0;
 		limit = NEVER; exhausted = false; lease_left = false; enough = false;
-		stop = false; nclaimed = false; scan_main = false; scan_called = false;
+		stop = false; nclaimed = false; reaps = false; reaped = false; scan_main = false; scan_called = false;
 		scan_cursor = 0; scan_next_due = 0; scan_now = 0; lost = 0;
 		for (i : 1 .. KEYS) {
 			found[i] = 0; found_xid[i] = 0; found_at[i] = 0
@@ -632,6 +775,47 @@ inline forget_scan()
 		}
 	}
 }
+
+#ifdef REPLAY
+
+init {
+	byte my_phase, done, scan_now, limit, scan_next_due, lo, hi, at_end;
+	bool exhausted;
+
+	LOOK_AT_EVENT;
+	do
+	:: what == 0 -> break
+	:: d_step { what == NEW ->
+		cursor = EARLY; next_due = EARLY; leases_known = false; leases_lost = 0;
+		nscans[0] = 0; nscans[1] = 0; low[0] = 0; low[1] = 0; phase = 0;
+		FOLLOWED }
+	:: d_step { what == WATCH ->
+		watch();
+		TELLS(my_phase == who);
+		FOLLOWED }
+	:: d_step { what == UNWATCH && nscans[who] > 0 ->
+		nscans[who]--;
+		FOLLOWED }
+	:: d_step { what == RECORD ->
+		lo = v1; hi = v2; at_end = v3;
+		FOLLOWED;
+		record(lo, hi, 0, at_end) }
+	:: d_step { what == ADVANCE && nscans[who] > 0 ->
+		my_phase = who; done_to = v1; scan_now = v2; limit = v3; exhausted = v4;
+		scan_next_due = v5;
+		advance_cursor();
+		FOLLOWED }
+	:: d_step { what == RAISE && cursor == EARLY && nscans[0] + nscans[1] == 0 ->
+		cursor = v1; next_due = TIME_OF(v1); leases_known = true;
+		FOLLOWED }
+	:: d_step { what == KNOWN && leases_lost == v1 ->
+		leases_known = true;
+		FOLLOWED }
+	:: d_step { what == STATE && IS_AS_TOLD -> FOLLOWED }
+	od
+}
+
+#else
 
 /* ---------------------------------------------------------------------- */
 /* A session                                                              */
@@ -685,10 +869,10 @@ inline end_xact(commits)
 		d_step {
 			nscans[my_phase]--;
 #ifndef BROKEN_CALL_OFF
-			called = true;
+			call_lane();
 #endif
 			update(now);
-			scanning[me] = false; copied[me] = 0; stands[me] = 0
+			scanning[me] = false; copied[me] = 0; stands[me] = 0; to_reap[me] = 0
 		}
 	:: else
 	fi;
@@ -696,7 +880,7 @@ inline end_xact(commits)
 		if
 		:: blockers & BIT(xid) ->
 			blockers = blockers & ~BIT(xid);
-			called = true;
+			call_lane();
 			update(now)
 		:: else
 		fi
@@ -708,7 +892,7 @@ inline end_xact(commits)
 			:: commits -> decide(xid)
 			:: else ->
 #ifndef BROKEN_ABORT
-				called = true
+				call_lane()
 #else
 				skip
 #endif
@@ -788,7 +972,7 @@ proctype session(byte me)
 	byte scan_now, scan_cursor, scan_next_due, lost, noted, moved_lo, moved_hi;
 	bit my_phase;
 	bool scan_main, scan_called, exhausted, lease_left, enough, stop, nclaimed, claimed;
-	bool fails;
+	bool fails, reaps, reaped;
 	byte copy_lo[CELLS + 1], copy_hi[CELLS + 1], copy_xid[CELLS + 1];
 	byte found[KEYS + 1], found_xid[KEYS + 1], found_at[KEYS + 1];
 
@@ -808,11 +992,22 @@ proctype session(byte me)
 			if
 			:: insert()
 			:: HAS_LEASE -> settle()
-			:: IS_PICKED(now) ->
+			:: atomic { IS_PICKED(now) || CAN_REAP ->
+					if
+					:: IS_PICKED(now)
+					:: CAN_REAP -> nreaps++; reaps = true
+					fi
+				};
 				begin_scan();
 				keep_orders();
 				do
-				:: !stop -> visit()
+				:: !stop ->
+					visit();
+					if
+					:: reaped -> reaped = false; insert()
+					:: reaped -> reaped = false
+					:: else
+					fi
 				:: else -> break
 				od;
 				if
@@ -878,7 +1073,7 @@ init {
 #define IS_LIVE(m) (mark[m] == DUE || (mark_xid[m] == 0 && mark_at[m] <= now) || \
 	(mark_xid[m] != 0 && IS_OVER(mark_xid[m])))
 
-/* Somebody is about to tell the lane. */
+/* A process is about to report to the lane. */
 #define BY(p, k) (ending[p] && (touched[p] & BIT(k)))
 #define ABOUT(p, m) (mark_xid[m] != 0 && IS_OVER(mark_xid[m]) && \
 	((ending[p] && current[p] == mark_xid[m]) || \
@@ -887,9 +1082,11 @@ init {
 #if SESSIONS == 2
 #define SOMEBODY(k) (BY(1, k) || BY(2, k))
 #define IS_COMING(m) (ABOUT(1, m) || ABOUT(2, m))
+#define REAPED_NOW(m) ((to_reap[1] | to_reap[2]) & BIT(m))
 #else
 #define SOMEBODY(k) (BY(1, k) || BY(2, k) || BY(3, k))
 #define IS_COMING(m) (ABOUT(1, m) || ABOUT(2, m) || ABOUT(3, m))
+#define REAPED_NOW(m) ((to_reap[1] | to_reap[2] | to_reap[3]) & BIT(m))
 #endif
 
 #define MARKED(m, k) (IN_MARK(m, k) && ((IS_LIVE(m) && IS_PICKED(now)) || IS_COMING(m)))
@@ -908,7 +1105,18 @@ init {
 #define IS_KNOWN(k) (nfinished < SESSIONS || !leases_known || \
 	status[k] != LEASED || ANY_CELL(k))
 
-#define IS_RIGHT(k) (IS_COVERED(k) && IS_KNOWN(k))
+/* A lease that has ended is where the next reap looks. */
+#if REAPS > 0
+#define TO_REAP(m, k) (IN_MARK(m, k) && \
+	((IS_LIVE(m) && IS_PICKED_TO_REAP) || IS_COMING(m) || REAPED_NOW(m)))
+#define IS_REAPABLE(k) (writer[k] == 0 && status[k] == LEASED && until[k] <= now)
+#define IS_REAPED(k) (!IS_REAPABLE(k) || SOMEBODY(k) || TO_REAP(1, k) || TO_REAP(2, k) || \
+	TO_REAP(CELLS, k) || (!leases_known && k >= cursor))
+#else
+#define IS_REAPED(k) true
+#endif
+
+#define IS_RIGHT(k) (IS_COVERED(k) && IS_KNOWN(k) && IS_REAPED(k))
 #define INVARIANT (IS_RIGHT(1) && IS_RIGHT(2) && IS_RIGHT(3) && IS_RIGHT(KEYS))
 
 never {
@@ -917,3 +1125,5 @@ never {
 	:: else
 	od
 }
+
+#endif

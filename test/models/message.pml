@@ -20,6 +20,23 @@
  *	BROKEN_EXHUME
  */
 
+#include "replay.pml"
+
+/*
+ * The events, and what they say.  v1, v2: status and attempts before; v3, v4, v5:
+ * status, attempts and waived after, the last two -1 if unknown; v6: as mine, or 0.
+ */
+#define RESET 1				/* another message */
+#define CLAIM 2
+#define SETTLE 3
+#define REAP 4
+#define REDRIVE 5
+#define ENDED 6
+#define COMMIT 7
+#define ABORT 8
+#define IS_AS_TOLD (status == v1 && attempts == v2 && new_status == v3 && \
+	(v4 < 0 || (new_attempts == v4 && new_waived == v5)))
+
 #ifndef MAX_ATTEMPTS
 #define MAX_ATTEMPTS 2
 #endif
@@ -35,9 +52,12 @@
 #define DONE 2
 #define DEAD 3
 
+#ifndef WORKERS
 #define WORKERS 2
-#define REAPER 3
-#define OPERATOR 4
+#endif
+#define REAPER (WORKERS + 1)
+#define OPERATOR (WORKERS + 2)
+#define CLOCK (WORKERS + 3)
 #ifdef ONE_OWNER
 #define OWNER(p) 1
 #else
@@ -50,8 +70,8 @@ byte owner;
 byte attempts;
 byte waived;
 bool ended;				/* the time of the lease is over */
-byte writer;				/* has locked the row; 0: nobody */
-bool seen[5];				/* the process has read this version */
+byte writer;				/* has locked the row; 0: none */
+bool seen[WORKERS + 3];			/* the process has read this version */
 byte rows = 1;				/* in all tables together */
 
 /* What the writer has made of it. */
@@ -64,13 +84,22 @@ byte nredrives;
 byte nfinished;				/* acks that were answered, since then */
 byte holder;				/* worker that has the live lease; 0: none */
 
+hidden byte i;
+
+#ifndef REPLAY
+#define IS_OVER (status == DONE || (status == DEAD && nredrives == REDRIVES))
+#else
+#define IS_OVER (what == 0)
+#endif
 #define COUNTED (attempts - waived)
 #define STANDS(p, attempt) (status == LEASED && owner == OWNER(p) && \
 	attempts + 1 == (attempt))
 
 inline start_version()
 {
-	seen[1] = false; seen[2] = false; seen[REAPER] = false; seen[OPERATOR] = false
+	for (i : 1 .. OPERATOR) {
+		seen[i] = false
+	}
 }
 
 /* Read the row; one that is locked is there as it was. */
@@ -79,7 +108,7 @@ inline read_row()
 	seen[me] = true
 }
 
-/* Lock the row, unless it has changed since it was read; wait for who has it. */
+/* Lock the row, unless it has changed since it was read; wait for the process that has locked it. */
 inline lock_row(waits)
 {
 	got = false;
@@ -103,6 +132,7 @@ inline lock_row(waits)
 inline commit()
 {
 	d_step {
+		TOLD(COMMIT);
 		/* P5: what is finished does not change, except by redrive */
 		assert(status != DONE);
 		assert(status != DEAD || me == OPERATOR);
@@ -131,16 +161,19 @@ inline commit()
 		writer = 0;
 		new_status = 0; new_owner = 0; new_attempts = 0; new_waived = 0;
 		start_version();
-		got = false
+		got = false;
+		FOLLOWED
 	}
 }
 
 inline abort()
 {
 	d_step {
+		TOLD(ABORT);
 		writer = 0;
 		new_status = 0; new_owner = 0; new_attempts = 0; new_waived = 0;
-		got = false
+		got = false;
+		FOLLOWED
 	}
 }
 
@@ -173,11 +206,13 @@ inline claim()
 					/* counted when it is settled */
 					skip
 #endif
-				fi
+				fi;
+				TELLS(IS_AS_TOLD);
+				FOLLOWED
 			}
 			if
-			:: d_step { new_status == LEASED -> mine = new_attempts + 1 }; commit()
-			:: new_status != LEASED -> commit()
+			:: d_step { new_status == LEASED && WAY(what == COMMIT) -> mine = new_attempts + 1 }; commit()
+			:: new_status != LEASED && WAY(what == COMMIT) -> commit()
 			:: abort(); mine = 0
 			fi
 		:: else
@@ -203,30 +238,37 @@ inline settle()
 		fi;
 		lock_row(true);
 		if
-		:: !got -> skip			/* somebody was faster: look again */
+		:: !got -> skip			/* changed concurrently: look again */
 		:: else ->
 			/* only the holder of the lease, or one whose time is over and that
-			 * nobody has taken over, settles */
+			 * was not taken over, settles */
 			assert(holder == me || holder == 0);
 			if
-			:: new_status = DONE; new_owner = 0
+			:: WAY(v3 == DONE) -> new_status = DONE; new_owner = 0
+			/* fail */
+			:: WAY(v3 == DEAD) -> new_status = DEAD; new_owner = 0
 #ifdef BROKEN_COUNT
 			:: new_attempts = new_attempts + 1; make_ready(true)
 #else
-			:: make_ready(true)
+			:: WAY(v3 == READY && v5 == waived) -> make_ready(true)
 #endif
-			:: nreleases < RELEASES ->
+			:: nreleases < RELEASES && WAY(v3 == READY && v5 > waived) ->
 				d_step { nreleases++; new_waived++; make_ready(false) }
 			fi;
+			d_step {
+				TELLS(IS_AS_TOLD);
+				FOLLOWED
+			}
 			if
-			:: commit()
+			:: commit(); mine = 0
+			/* it may try again */
 			:: abort()
 			fi;
 			break
 		fi
 	od;
-	stands = false;
-	mine = 0
+	mine = (stands -> mine : 0);
+	stands = false
 }
 
 proctype worker(byte me)
@@ -236,21 +278,24 @@ proctype worker(byte me)
 
 end_worker:
 	do
-	:: mine == 0 && status != DONE && !(status == DEAD && nredrives == REDRIVES) -> claim()
-	:: mine != 0 -> settle()
+	:: mine == 0 && !IS_OVER && TOLD(CLAIM) -> claim()
+	:: mine != 0 && TOLD(SETTLE) && WAY(v6 == 0 || v6 == mine) -> settle()
 	/* it crashes, and comes back without knowing what it had */
-	:: mine != 0 && writer != me -> mine = 0
-	:: atomic { status == DONE || (status == DEAD && nredrives == REDRIVES) -> break }
+	:: mine != 0 && writer != me && TOLD(CLAIM) -> mine = 0
+	:: atomic { IS_OVER -> break }
 	od
 }
 
 /* The time of a lease is over.  A worker that is silent does not notice. */
 proctype clock()
 {
+	byte me = CLOCK;
+
 end_clock:
 	do
-	:: atomic { status == LEASED && !ended -> ended = true; holder = 0 }
-	:: atomic { status == DONE || (status == DEAD && nredrives == REDRIVES) -> break }
+	:: atomic { status == LEASED && !ended && TOLD(ENDED) ->
+		ended = true; holder = 0; FOLLOWED }
+	:: atomic { IS_OVER -> break }
 	od
 }
 
@@ -262,20 +307,24 @@ proctype reaper()
 
 end_reaper:
 	do
-	:: status == LEASED && ended ->
+	:: status == LEASED && ended && TOLD(REAP) ->
 		read_row();
 		/* it may have changed since it was found */
 		if
 		:: status == LEASED && ended ->
 			lock_row(false);
 			if
-			:: got -> make_ready(true); commit()
-			:: got -> abort()
+			:: got ->
+				d_step { make_ready(true); TELLS(IS_AS_TOLD); FOLLOWED }
+				if
+				:: commit()
+				:: abort()
+				fi
 			:: else
 			fi
 		:: else
 		fi
-	:: atomic { status == DONE || (status == DEAD && nredrives == REDRIVES) -> break }
+	:: atomic { IS_OVER -> break }
 	od
 }
 
@@ -287,7 +336,7 @@ proctype operator()
 
 end_operator:
 	do
-	:: status == DEAD && nredrives < REDRIVES ->
+	:: status == DEAD && nredrives < REDRIVES && TOLD(REDRIVE) ->
 		read_row();
 		lock_row(true);
 		if
@@ -298,15 +347,41 @@ end_operator:
 			rows++;
 #endif
 			d_step {
-				new_status = READY; new_attempts = 0; new_waived = 0
-			};
+				new_status = READY; new_attempts = 0; new_waived = 0;
+				FOLLOWED
+			}
+#ifdef REPLAY
+			if
+			:: abort()
+			:: commit()
+			fi
+#else
 			commit()
+#endif
 		:: else
 		fi;
 		assert(rows == 1)
-	:: atomic { status == DONE || (status == DEAD && nredrives == REDRIVES) -> break }
+	:: atomic { IS_OVER -> break }
 	od
 }
+
+#ifdef REPLAY
+
+proctype next_message()
+{
+end_next_message:
+	do
+	:: d_step { what == RESET ->
+		status = READY; owner = 0; attempts = 0; waived = 0; ended = false; writer = 0;
+		nclaims = 0; nreleases = 0; nredrives = 0; nfinished = 0; holder = 0;
+		new_status = 0; new_owner = 0; new_attempts = 0; new_waived = 0;
+		start_version();
+		FOLLOWED }
+	:: atomic { IS_OVER -> break }
+	od
+}
+
+#else
 
 /* Nothing moves any more: the message has ended. */
 active proctype watcher()
@@ -315,10 +390,19 @@ end_watcher:
 	timeout -> assert(status == DONE || status == DEAD)
 }
 
+#endif
+
 init {
+	byte n;
+
 	atomic {
-		run worker(1);
-		run worker(2);
+#ifdef REPLAY
+		LOOK_AT_EVENT;
+		run next_message();
+#endif
+		for (n : 1 .. WORKERS) {
+			run worker(n)
+		}
 		run clock();
 		run reaper();
 		run operator()

@@ -22,6 +22,8 @@
  *	BROKEN_OWN
  */
 
+#include "replay.pml"
+
 #ifndef PLACES
 #define PLACES 4			/* the first is for the restore, the last for the producer */
 #endif
@@ -59,9 +61,13 @@ byte writer[ROOM];
 byte new_state[ROOM];
 
 /* The entry of the cache. */
+#ifndef REPLAY
 #define OURS 1
+#else
+#define OURS v1				/* the stream that the event is about */
+#endif
 #define ANOTHER 2
-byte stream;				/* whose it is; 0: nobody's */
+byte stream;				/* whose it is; 0: none */
 byte low;
 byte gap_from;
 byte gap_to;
@@ -152,6 +158,58 @@ inline forget_cursor()
 	}
 }
 
+#ifdef REPLAY
+
+/* Events, and what they say. */
+#define RESET 1				/* another entry, or the memory is new */
+#define GET 2
+#define RAISE 3
+#define WIDEN 4
+#define FORGET 5
+#define T_VERSION v2
+#define T_LOW v3
+#define T_FROM v4
+#define T_TO v5
+#define IS_AS_TOLD (stream == v6 && low == v7 && gap_from == v8 && gap_to == v9 && \
+	version == v10)
+
+init {
+	byte t_version, t_low, t_from, t_to;
+
+	LOOK_AT_EVENT;
+	do
+	:: what == 0 -> break
+	:: what == RESET ->
+		d_step {
+			stream = 0; low = 0; gap_from = 0; gap_to = 0; version = 0;
+			next_event()
+		}
+	:: what == GET ->
+		get_cursor();
+		assert(t_version == T_VERSION && t_low == T_LOW && t_from == T_FROM && t_to == T_TO);
+		goto followed
+	:: what == RAISE ->
+		assert(IS_CURRENT(T_VERSION));
+		raise_cursor(T_VERSION, 0, T_LOW);
+		goto followed
+	:: what == WIDEN ->
+		t_version = T_VERSION;
+		assert(IS_CURRENT(t_version));
+		widen_gap(T_FROM, T_TO);
+		goto followed
+	:: what == FORGET ->
+		forget_cursor();
+followed:
+		assert(IS_AS_TOLD);
+		d_step {
+			t_version = 0; t_low = 0; t_from = 0; t_to = 0;
+			next_event()
+		}
+	od
+}
+
+#else
+
 /* ---------------------------------------------------------------------- */
 /* stream.c                                                               */
 /* ---------------------------------------------------------------------- */
@@ -235,7 +293,7 @@ inline look_again(place, from, any)
 	}
 }
 
-/* outbox_stream_look_before, and outbox_stream_lease_stands, which is its like */
+/* outbox_stream_look_before, and outbox_stream_lease_stands, which is similar */
 inline look_before(place, notes)
 {
 	d_step {
@@ -455,3 +513,5 @@ never {
 	:: else
 	od
 }
+
+#endif
