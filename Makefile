@@ -9,7 +9,8 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.contr
 # These bring a server of their own: they install the packages they need, work
 # in a temporary directory, and leave nothing else behind. (But cassert keeps
 # what it has built in a cache folder.)
-PRIVATE_TARGETS = demo check nightly bench soak history sqlsmith versions cassert memory coverage model
+PRIVATE_TARGETS = demo check nightly bench soak history sqlsmith versions cassert memory coverage \
+	model trace mutants monitoring screens clients
 # These need no server at all.
 PLAIN_TARGETS = help dist
 
@@ -29,19 +30,24 @@ dist:
 
 else
 
-## make                build the library and the install script
+## make                build the library, the install script and the command line
 ## make install        install them (as root)
 ## make demo           see it work, on a private server
 ## make check          pass all tests, on private servers; ARGS="regress tap:003_restart"
 ## make model          the models in test/models; ARGS="long lane"
+## make trace          traces of the C code, followed by the models
 ## make nightly        the long tests
-## make versions       all tests on PostgreSQL 17 and 18 (as root)
+## make versions       all tests on PostgreSQL 17 and 18 (as root); ARGS=/usr/local/pgsql
 ## make cassert        all tests on servers with assertions and sanitizers
 ## make memory         the regression tests under valgrind
+## make clients        the clients of all languages; ARGS="python go"
 ## make history        load, crashes, and a check of what clients were told
+## make mutants        is a broken engine noticed by that? ARGS=cursor_goes_too_far
 ## make sqlsmith       random queries over all functions, views and tables
+## make monitoring     metrics and alerts with Prometheus and its exporters
 ## make bench          the benchmark, beside other queues
 ## make soak           a billion messages a day for twice 20 minutes, checked
+## make screens        the command line on a terminal
 ## make installcheck   the regression and isolation tests on your server
 ## make accept T=name  take over the output of a regression test as expected
 ## make lint           all static checks
@@ -60,7 +66,7 @@ DATA = $(wildcard src/sql/upgrade/$(EXTENSION)--*--*.sql)
 PG_CPPFLAGS = -Isrc -DOUTBOX_VERSION='"$(EXTVERSION)"'
 PGFILEDESC = "outbox - transactional outbox, work queue and fan-in joins"
 
-REGRESS = extension enqueue dedupe claim settle reap stream policy operator maintenance security join batch inbox timer trigger router restored
+REGRESS = extension enqueue dedupe duplicate claim priority settle reap stream policy operator maintenance security join batch inbox timer trigger publish subscription router trace restored
 REGRESS_OPTS = --inputdir=.
 ISOLATION = $(patsubst test/specs/%.spec,%,$(sort $(wildcard test/specs/*.spec)))
 ISOLATION_OPTS = --inputdir=test --outputdir=output_iso --load-extension=outbox
@@ -82,6 +88,15 @@ $(OBJS): $(wildcard src/*.h src/*/*.h)
 $(DATA_built): outbox.control src/sql/MANIFEST $(SQL_PARTS)
 	for part in $(SQL_PARTS); do cat $$part; echo; done > $@
 
+# The command line has a makefile of its own, since PGXS builds one thing at a time.
+all: cli-all
+install: cli-install
+uninstall: cli-uninstall
+clean distclean maintainer-clean: cli-clean
+
+cli-all cli-install cli-uninstall cli-clean: cli-%:
+	$(MAKE) -C cli PG_CONFIG='$(PG_CONFIG)' $*
+
 accept:
 	cp results/$(T).out expected/$(T).out
 
@@ -91,6 +106,6 @@ indent lint: all
 indent-check: all
 	@src/tools/indent --check
 
-.PHONY: accept indent indent-check lint
+.PHONY: accept indent indent-check lint cli-all cli-install cli-uninstall cli-clean
 
 endif

@@ -4,7 +4,7 @@
 # directory: the sources are copied there and built there, and the server that
 # runs them is a copy of the installed one, with the extension beside it. So
 # nothing is installed but packages, no other server is touched, and nothing
-# is left when the directory goes.
+# is left when the directory is removed.
 
 set -eu -o pipefail
 
@@ -49,8 +49,8 @@ offered() {
     done
 }
 
-# Install what is missing. A package of PostgreSQL would make a cluster and
-# start it, and others would start services; that is switched off meanwhile.
+# Install what is missing. A package of PostgreSQL would create a cluster and start
+# it, and others would start services; that is disabled while they are installed.
 need_packages() {
     local missing=() package conf=/etc/postgresql-common/createcluster.conf
     local policy=/usr/sbin/policy-rc.d
@@ -95,9 +95,12 @@ choose_version() {
     [ -n "$PGVERSION" ] || die "no PostgreSQL packages found"
 }
 
+# Those of the server only if it is the package's.
 server_packages() {
     choose_version
-    need_packages "postgresql-$PGVERSION" "postgresql-server-dev-$PGVERSION" gcc make "$@"
+    [ -n "$OUTBOX_SERVER" ] ||
+        need_packages "postgresql-$PGVERSION" "postgresql-server-dev-$PGVERSION"
+    need_packages gcc make "$@"
 }
 
 # The folder of the servers that cassert has built. Those of root must be
@@ -118,7 +121,7 @@ cached_server() {
         sort -V | tail -1
 }
 
-# An empty directory that goes away with the process.
+# An empty directory that is removed when the process ends.
 make_folder() {
     SANDBOX=$(mktemp -d /tmp/outbox.XXXXXX)
     trap leave_sandbox EXIT
@@ -146,7 +149,7 @@ make_sandbox() {
     PG_CONFIG=$prefix/bin/pg_config
     make_folder
     mkdir "$SANDBOX/src"
-    tar -C "$TOP" --exclude=.git --exclude='*.o' --exclude='*.so' --exclude='./outbox--*.sql' -cf - . |
+    tar -C "$TOP" --exclude=.git --exclude='*.o' --exclude='*.so' --exclude=./cli/outbox --exclude='./outbox--*.sql' -cf - . |
         tar -C "$SANDBOX/src" -xf - --no-same-owner
     BINDIR=$SANDBOX/inst$prefix/bin
     PGXS=$(dirname "$("$PG_CONFIG" --pgxs)")/../..

@@ -1,7 +1,7 @@
 # Meter.pm - databases to measure in, clients to load them, and the meters
 #
 # A client is a program that says "ready" when it has its connections, starts
-# at a line of input, tells its figures as name=value on one line, and ends
+# at a line of input, prints its figures as name=value on one line, and ends
 # with its input: see drive.c and rivals/client.js. Because all backends are
 # there before and after, the server's CPU time can be read exactly.
 package Meter;
@@ -47,7 +47,7 @@ sub on_server
 	return $code->();
 }
 
-# What the code returns; it runs at the first call for this name on a server.
+# Returns what the code returns, which runs at the first call for this name on a server.
 sub once
 {
 	my ($name, $code) = @_;
@@ -70,7 +70,7 @@ sub value
 # Databases
 # ----------------------------------------------------------------------
 
-# Have a database made by the code, unless it is there.
+# Create a database by the code, unless it exists.
 sub create_template
 {
 	my ($name, $make) = @_;
@@ -129,7 +129,7 @@ sub go
 	return;
 }
 
-# What the client says of its work.
+# What the client reports about its work.
 sub result
 {
 	my ($client) = @_;
@@ -158,7 +158,7 @@ sub run_client
 	return $figures;
 }
 
-# Run a client, and add to its figures what the server spent meanwhile: CPU
+# Run a client, and add to its figures what the server spent in that time: CPU
 # seconds of all its processes, and bytes of WAL.
 sub metered
 {

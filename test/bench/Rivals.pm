@@ -21,7 +21,7 @@ use constant NOTES => <<'END';
 (3) As its documentation has it for throughput: a local queue of 500, 24 jobs at a time.
 END
 
-# Those that are installed, and can be set up on this server.
+# The rivals that are installed, and can be set up on this server.
 sub available
 {
 	return grep {
@@ -30,7 +30,7 @@ sub available
 	} @_;
 }
 
-# A row, of what its runs came to: the medians, for one message.
+# A row with the medians of its runs, for one message.
 sub cells
 {
 	my ($system, $results) = @_;

@@ -87,6 +87,10 @@ $systems{'sql-delete'} = {
 # the same for other claims and for streams; see drive.c
 $systems{'outbox-streams'} = { %{ $systems{outbox} }, drain => driver_drain('outbox-streams') };
 
+# the same with priorities, and without, but enqueued in the same way
+$systems{$_} = { %{ $systems{outbox} }, fill => driver_fill($_), drain => driver_drain($_) }
+  for 'outbox-classes', 'outbox-no-classes';
+
 $systems{'outbox-node'}{version} = $systems{outbox}{version};
 $systems{'pg-boss-few'} = {
 	%{ $systems{'pg-boss'} },
@@ -94,7 +98,7 @@ $systems{'pg-boss-few'} = {
 	count => 2_000,
 };
 
-# what else is measured in: enqueueing beside a plain table
+# another system: enqueueing into a plain table, for comparison
 $systems{plain} = {
 	setup => sub {
 		$systems{outbox}{setup}->($_[0]);

@@ -18,8 +18,8 @@
  * not.
  *
  * When the connections are there it says "ready", and waits for a line; then
- * it does its work, and says what came of it, as name=value on one line; then
- * it waits for the end of its input. So whoever runs it can read the server's
+ * it does its work, and prints the results, as name=value on one line; then
+ * it waits for the end of its input. So its caller can read the server's
  * meters at both ends with all backends alive, and no other work between.
  */
 #include <pthread.h>
@@ -114,6 +114,22 @@ static const System systems[] = {
 		.produce = "SELECT outbox.enqueue_many('bench', $1::text[],"
 		" stream_id => ('20000000-0000-4000-8000-'"
 		" || lpad(floor(random() * 200)::text, 12, '0'))::uuid)"
+	},
+	{
+		/* one call for each message; of five priorities, or of none */
+		.name = "outbox-classes",
+		.claim = OUTBOX_CLAIM("ARRAY['bench']"),
+		.settle = OUTBOX_SETTLE,
+		.produce = "SELECT count(outbox.enqueue('bench', p,"
+		" priority => floor(random() * 5)::int - 2))"
+		" FROM unnest($1::text[]) p"
+	},
+	{
+		.name = "outbox-no-classes",
+		.claim = OUTBOX_CLAIM("ARRAY['bench']"),
+		.settle = OUTBOX_SETTLE,
+		.produce = "SELECT count(outbox.enqueue('bench', p))"
+		" FROM unnest($1::text[]) p WHERE floor(random() * 5)::int < 5"
 	},
 	{
 		.name = "sql-keep",

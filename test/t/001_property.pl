@@ -1,17 +1,17 @@
-# A claim sees what it should, whatever transactions did before it.
+# A claim finds what it must, whatever transactions did before it.
 #
-# Sessions do random things - begin, enqueue, claim, wait and be cancelled, settle,
-# truncate, look at views, savepoints and their undoing, commit, roll back, prepare -
-# one after the other, so that each step ends before the next begins. Every few
-# steps the model says what a claim must return: what SQL itself finds with FOR
-# UPDATE SKIP LOCKED, and, for messages of streams, that as far as nothing else is
-# before it. The claim is then rolled back, or committed and given back, which is
-# part of the test. Now and then, and in the end, with transactions still open and
-# without, a claim must find what one does that remembers nothing.
+# Sessions do random things - begin, enqueue, replace, claim, wait and be cancelled,
+# settle, truncate, read views, use savepoints and roll back to them, commit, roll
+# back, prepare - one after the other, so that each step ends before the next begins.
+# Every few steps the model says what a claim must return, and in which order: what
+# SQL finds with FOR UPDATE SKIP LOCKED, and of streams only messages that have
+# nothing else before them. The claim is then rolled back, or committed and released,
+# which is part of the test. Now and then, and at the end, with open transactions and
+# without, a claim must find the same as one that does not use shared memory.
 #
-# This is done with many seeds, in each of several modes. OUTBOX_SEEDS says how
-# many in all, OUTBOX_STEPS how many steps are made with each; OUTBOX_SEED gives
-# the first, from which the others are counted on.
+# This is done with many seeds, in each of several modes. OUTBOX_SEEDS is the number
+# of seeds, OUTBOX_STEPS the number of steps with each; OUTBOX_SEED is the first seed,
+# which the others follow.
 
 use strict;
 use warnings;
@@ -19,6 +19,9 @@ use FindBin;
 use lib $FindBin::RealBin;
 use OutboxTest;
 use Test::More;
+
+# what is overdue can come before what is urgent
+use constant BOOST => "SET outbox.priority_boost = '100ms'";
 
 my $first_seed = $ENV{OUTBOX_SEED} || int(rand(1_000_000));
 my $nmodes = 8;
@@ -28,16 +31,17 @@ my $nsessions = 6;
 my @streams = map { "51515151-0000-4000-8000-00000000000$_" } 1 .. 3;
 my @tenants = map { "52525252-0000-4000-8000-00000000000$_" } 1 .. 2;
 
-my $node = new_node('property', workers => 0, preload => $ENV{OUTBOX_PRELOAD} // 1);
+my $node = new_node('property', workers => 0, preload => $ENV{OUTBOX_PRELOAD} // 1, conf => "outbox.debounce_max = '100ms'");
 my ($admin, @sessions, @prepared);
-my ($nprepared, $nchecks) = (0, 0);
+my ($nprepared, $nchecks, $nordered) = (0, 0, 0);
+my $has_room;
 my %mode;
 
 sub open_session
 {
 	my $i = shift;
 	my $open = $mode{open}[$i] // \&connect_to;
-	my $dbh = $open->($node, settings => [ "SET lock_timeout = '30ms'", @{ $mode{settings} } ]);
+	my $dbh = $open->($node, settings => [ "SET lock_timeout = '30ms'", BOOST, @{ $mode{settings} } ]);
 
 	$sessions[$i] = {
 		dbh => $dbh,
@@ -49,12 +53,12 @@ sub open_session
 	return;
 }
 
-# All sessions anew. Theirs have ended.
+# New sessions, since the old ones have ended.
 sub open_sessions
 {
-	$admin = connect_to($node, settings => [ "SET lock_timeout = '5s'", @{ $mode{settings} } ]);
-	# it uses the shared memory before others may have to do without
-	$admin->do('SELECT outbox._library()');
+	$admin = connect_to($node, settings => [ "SET lock_timeout = '5s'", BOOST, @{ $mode{settings} } ]);
+	# it uses the shared memory before others may have to work without it
+	$has_room = value($admin, 'SELECT lanes > 256 FROM outbox._library()');
 	open_session($_) for 0 .. $nsessions - 1;
 	return;
 }
@@ -81,6 +85,26 @@ sub random_due
 	return sprintf("clock_timestamp() - interval '%d ms'", rand(4000));
 }
 
+sub random_priority { return rand() < 0.5 ? undef : int(rand(5)) - 2 }
+
+# Several at once, of any topics and priorities.
+sub enqueue_batch
+{
+	my ($session, $stream) = @_;
+	my @messages;
+
+	for (1 .. 1 + int(rand(12)))
+	{
+		my $priority = random_priority() // 'null';
+		my $tenant = random_tenant() =~ s/NULL/null/r =~ tr/'/"/r;
+
+		push @messages, sprintf('{"topic": "%s", "payload": "p", "priority": %s, "tenant_id": %s, "stream_id": %s}',
+			random_topic(), $priority, $tenant, $stream =~ s/NULL/null/r =~ tr/'/"/r);
+	}
+	$session->{dbh}->do('SELECT count(*) FROM outbox.enqueue_batch(?)', undef, '[' . join(', ', @messages) . ']');
+	return;
+}
+
 sub enqueue
 {
 	my $session = shift;
@@ -89,15 +113,35 @@ sub enqueue
 	my $stream = $mode{streams} && rand() < 0.5 ? "'$streams[rand @streams]'" : 'NULL';
 
 	my $tenant = random_tenant();
-	if ($tenant eq 'NULL' && rand() < 0.3)
+	my $priority = random_priority() // 'NULL';
+	if (rand() < 0.15)
+	{
+		enqueue_batch($session, $stream);
+	}
+	elsif ($tenant eq 'NULL' && rand() < 0.3)
 	{
 		my $n = 1 + int(rand(12));
 		$session->{dbh}->do("SELECT outbox.enqueue_many('$topic', array_fill('p'::text, ARRAY[$n]), due_time => $due, stream_id => $stream)");
 	}
 	else
 	{
-		$session->{dbh}->do("SELECT outbox.enqueue('$topic', 'p', due_time => $due, stream_id => $stream, tenant_id => $tenant)");
+		$session->{dbh}->do("SELECT outbox.enqueue('$topic', 'p', due_time => $due, stream_id => $stream, tenant_id => $tenant, priority => $priority)");
 	}
+	return;
+}
+
+# A message that is replaced or postponed by others like it, or that takes over their key.
+sub enqueue_keyed
+{
+	my $session = shift;
+	my $topic = random_topic();
+	my $due = random_due();
+	my $stream = $mode{streams} && rand() < 0.5 ? "'$streams[rand @streams]'" : 'NULL';
+	my $for = rand() < 0.5 ? 'NULL' : sprintf("interval '%d ms'", 1 + rand(60));
+	my $what = (qw(keep replace debounce))[rand 3];
+
+	$session->{dbh}->do("SELECT outbox.try_enqueue('$topic', 'k', due_time => $due, stream_id => $stream, dedupe_key => ?, dedupe_for => $for, on_duplicate => '$what')",
+		undef, 'k' . int(rand(6)));
 	return;
 }
 
@@ -124,20 +168,20 @@ sub wait_a_while
 	$session->{dbh}->do("SET statement_timeout = '15ms'") if $cancelled;
 	my $done = eval { claim($session, $cancelled ? 1000 : 10); 1 };
 	my $error = $@;
-	# the end of a transaction that has failed takes it back
+	# the end of a transaction that has failed undoes it
 	$session->{dbh}->do('RESET statement_timeout') if $done || !$session->{open};
 	die $error if !$done;
 	return;
 }
 
-# Look at what there is, as somebody does who watches over it.
+# Read the views, as monitoring does.
 sub look
 {
 	my $dbh = shift->{dbh};
 	my $r = rand;
 
 	if ($r < 0.4) { count_of($dbh, 'outbox.leases') }
-	elsif ($r < 0.7) { value($dbh, 'SELECT sum(ready + in_progress) FROM outbox.topic_stats') }
+	elsif ($r < 0.7) { value($dbh, 'SELECT sum(ready + leased) FROM outbox.topic_stats') }
 	else { $dbh->selectall_array('SELECT e.* FROM (SELECT id FROM outbox.queue OFFSET ? LIMIT 2) q, outbox.explain_message(q.id) e', undef, int(rand(20))) }
 	return;
 }
@@ -154,8 +198,8 @@ sub end_all
 	return;
 }
 
-# TRUNCATE waits for all others, and they for it; so it comes alone. What follows
-# in its transaction sees nothing of what there was.
+# TRUNCATE waits for all others, and they for it; so it is done alone. What follows in
+# its transaction sees none of the earlier messages.
 sub truncate_all
 {
 	my $session = shift;
@@ -243,7 +287,8 @@ sub act
 		$dbh->do('BEGIN' . (rand() < 0.1 ? ' ISOLATION LEVEL REPEATABLE READ' : ''));
 		@$session{qw(open savepoints)} = (1, 0);
 	}
-	elsif ($r < 0.24) { enqueue($session) }
+	elsif ($r < 0.19) { enqueue($session) }
+	elsif ($r < 0.24) { enqueue_keyed($session) }
 	elsif ($r < 0.48) { claim($session) }
 	elsif ($r < 0.50) { wait_a_while($session) }
 	elsif ($r < 0.52) { look($session) }
@@ -260,7 +305,7 @@ sub act
 	return;
 }
 
-# What the model knows: what could be locked, what of it must be claimed.
+# What the model knows: which messages could be locked, and which of them must be claimed.
 sub expect
 {
 	my %known;
@@ -300,7 +345,25 @@ sub claim_all
 		'SELECT id FROM outbox.claim(?, 30, 10000, max_attempts => 100000)', undef, owner(99));
 }
 
-# Compare a claim with the model; the complaints.
+# Is this the order, apart from messages of streams? It is promised as long as there is
+# memory for all lanes, or none is used.
+sub check_order
+{
+	my @got = @_;
+
+	return if !@got || !$has_room;
+	my $ids = join ',', @got;
+	my @order = map { $_->[0] } $admin->selectall_array(
+		"SELECT id FROM outbox.queue WHERE id IN ($ids) AND stream_id IS NULL
+		  ORDER BY next_attempt_at - coalesce(priority, 0) * current_setting('outbox.priority_boost')::interval, id");
+	my %ordered = map { $_ => 1 } @order;
+
+	@got = grep { $ordered{$_} } @got;
+	$nordered += @got > 1;
+	return "@got" eq "@order" ? () : "got @got instead of @order";
+}
+
+# Compare a claim with the model; returns the complaints.
 sub check
 {
 	my $known = expect();
@@ -311,7 +374,7 @@ sub check
 	my @got = claim_all();
 	my %got = map { $_ => 1 } @got;
 	push @wrong, map { "message $_ was not seen" } grep { !$got{$_} } keys %{ $known->{due} };
-	push @wrong, map { "message $_ is somebody else's" } grep { !$known->{free}{$_} } @got;
+	push @wrong, map { "message $_ is another claim's" } grep { !$known->{free}{$_} } @got;
 	if ($mode{streams} && @got)
 	{
 		my $ids = join ',', @got;
@@ -320,6 +383,7 @@ sub check
 			    AND b.stream_seq < a.stream_seq WHERE a.id IN ($ids) AND b.id NOT IN ($ids)");
 	}
 	push @wrong, map { "message $_ of a stream was not seen" } grep { !$got{$_} } keys %{ $known->{in_line} };
+	push @wrong, check_order(@got);
 	if (rand() < 0.7)
 	{
 		$admin->do('ROLLBACK');
@@ -401,11 +465,12 @@ run('with restarts', restarts => 1);
 check_indexes($node);
 $node->stop;
 
-# the library is not preloaded, so that there can be sessions that do not reach
+# the library is not preloaded, so that there can be sessions that cannot reach
 # the memory that others have
-$node = new_node('alone', preload => 0, conf => 'dynamic_shared_memory_type = mmap');
+$node = new_node('alone', preload => 0, conf => "dynamic_shared_memory_type = mmap\noutbox.debounce_max = '100ms'");
 run('one of them without shared memory', open => [ \&without_memory ]);
 cmp_ok($nchecks, '>=', $seeds * $nmodes * int($steps / 5), 'as often as intended');
+cmp_ok($nordered, '>', $nchecks / 10, 'and the order often, too') if $has_room;
 check_indexes($node);
 $node->stop;
 done_testing();

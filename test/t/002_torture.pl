@@ -1,16 +1,16 @@
 # Nothing is lost and nothing is done twice, whatever dies.
 #
-# Clients - producers and workers - note what they do and what they are told,
-# while backends and the server are killed, connections are cut, and clients
-# are killed or stopped for longer than their leases last. In the end the
-# queue is drained, and what was noted is compared with what there is:
+# Clients - producers and workers - record their calls and the answers, while backends
+# and the server are killed, connections are cut, and clients are killed or stopped
+# for longer than their leases last. At the end the queue is drained, and the records
+# are compared with the contents of the tables:
 #
-#	- what was reported as committed is there, finished, once; what was rolled
-#	  back is not; a transaction whose fate was not reported is there as a whole
-#	  or not at all;
+#	- what was reported as committed is there, finished, once; what was rolled back is
+#	  not; a transaction whose outcome was not reported is there as a whole or not at
+#	  all;
 #	- no message is handed out while another lease of it lasts;
 #	- a message that was acknowledged is never handed out again, and was
-#	  finished by whoever was told so;
+#	  finished by the client that got that answer;
 #	- streams are finished in the order in which their transactions committed,
 #	  and nothing of a stream is handed out while something before it is open
 #	  elsewhere;
@@ -80,7 +80,7 @@ package Client
 		}, $class;
 	}
 
-	# one system call, so that a note is there as a whole or not at all
+	# one system call, so that a note is written completely or not at all
 	sub note
 	{
 		my ($self, @words) = @_;
@@ -253,7 +253,7 @@ package Producer
 		$self->note('prepare', $txn);
 		my $told = $self->try(sub { $self->{dbh}->do("PREPARE TRANSACTION '$txn'") });
 		$self->note('prepared', $txn) if $told;
-		# once it is prepared it is ours to end, however often we must try
+		# once it is prepared we must end it, however often we must try
 		for (;;)
 		{
 			$self->connect or return;
@@ -317,7 +317,7 @@ package Worker
 		return;
 	}
 
-	# Settle messages; how many, or undefined if we were not told.
+	# Settle messages; returns how many, or undef if there was no reply.
 	sub settle
 	{
 		my ($self, $op, $messages, @more) = @_;
@@ -404,10 +404,10 @@ Q
 		{
 			my $messages = $self->claim;
 
-			# what a claim took that we do not know of is its owner's
+			# what a claim took without a reply belongs to its owner
 			if (!$messages) { $self->new_owner; next }
 			next if !@$messages || $self->handle($messages);
-			# sometimes go on as if nothing had happened: the leases are ours
+			# sometimes continue as if nothing had happened: the leases are ours
 			if (rand() < 0.5 && $self->connect)
 			{
 				$self->handle($messages) or $self->new_owner;
@@ -438,7 +438,7 @@ sub start_client
 	return;
 }
 
-# Clients that have ended have successors.
+# Clients that have ended are replaced.
 sub replace_clients
 {
 	while ((my $pid = waitpid(-1, POSIX::WNOHANG())) > 0)
@@ -469,7 +469,7 @@ sub end_prepared
 			next unless $gone{ $gid =~ s/\..*//r };
 			my $commit = $ended{$gid} // ($ended{$gid} = rand() < 0.5);
 			my $state = sqlstate($admin, ($commit ? 'COMMIT' : 'ROLLBACK') . " PREPARED '$gid'");
-			# somebody is at it: its client's last call
+			# it is being changed: its client's last call
 			if ($state eq '42704') { delete $ended{$gid} }
 			elsif ($state ne '') { $busy = 1; delete $ended{$gid} if $state eq '55000' }
 		}
@@ -479,7 +479,7 @@ sub end_prepared
 	return;
 }
 
-# What has to be done all the time.
+# What must be done all the time.
 my $tended = 0;
 
 sub tend
@@ -491,7 +491,7 @@ sub tend
 	return;
 }
 
-# How much the clients have noted.
+# How much the clients have written down.
 sub noted { return sum0(map { -s } glob "$notes/*.log") }
 
 sub random_client
@@ -558,7 +558,7 @@ sub end_clients
 }
 
 ok(end_clients('Producer'), 'the producers have ended');
-# those that were told to stop may have left something, too
+# those that were asked to stop may have left something, too
 $gone{ "p$_" } = 1 for 1 .. $nclients{Producer};
 end_prepared();
 is(count_of($admin, 'pg_prepared_xacts'), 0, 'nothing is left prepared');
@@ -644,7 +644,7 @@ read_notes($_) for glob "$notes/*.log";
 my (%there, %by_id, %by_message_id);
 for my $row (@{ $admin->selectall_arrayref(sprintf(<<'Q', sprintf($us, 'm.updated_at')), { Slice => {} }) })
 SELECT m.payload AS tag, m.id, m.message_id, m.status, m.attempts, m.failure_reason,
-       coalesce(m.processed_by, d.processed_by::text) AS finisher, m.dedupe_key,
+       coalesce(m.processed_by, d.processed_by) AS finisher, m.dedupe_key,
        %s AS finished
   FROM outbox.messages m LEFT JOIN outbox.dead d ON d.id = m.id
 Q
@@ -690,7 +690,7 @@ sub check_transactions
 	}
 	for my $tag (keys %there)
 	{
-		wrong('nobody has enqueued it', $tag) unless $message{$tag};
+		wrong('it was not enqueued', $tag) unless $message{$tag};
 		wrong('not finished', $tag) unless $there{$tag}{status} =~ /^[23]$/;
 	}
 	my %keys;
@@ -743,8 +743,8 @@ sub before
 	return @{ $streams{ $place->[0] } }[ 0 .. $place->[1] - 1 ];
 }
 
-# The message was not given back. But if it is in a stream, its lease may have
-# been taken away, because something before it that the same owner had was
+# The message was not returned. But if it is in a stream, its lease may have
+# been revoked, because something before it that the same owner had was
 # given back or ran out.
 sub taken_away
 {
@@ -803,10 +803,10 @@ sub check_leases
 			wrong('not as its worker was told', "$id: $op $owner $attempts")
 			  if ($row->{finisher} // '') ne $owner || $row->{attempts} > $attempts || $row->{status} != ($op eq 'ack' ? 2 : 3);
 		}
-		# attempts exhausted or expired: nobody's doing
+		# attempts exhausted or expired: without a client
 		next if $row->{status} == 3 && !defined $row->{finisher};
 		my $claim = $claims{$id}{ last_attempt($row) };
-		wrong('finished by nobody', $id) if !$claim || $claim->{owner} ne $row->{finisher} || (!$claim->{finish_tried} && $row->{failure_reason} != 5);
+		wrong('finished without a cause', $id) if !$claim || $claim->{owner} ne $row->{finisher} || (!$claim->{finish_tried} && $row->{failure_reason} != 5);
 	}
 	return;
 }

@@ -1,5 +1,5 @@
-# What a restart leaves: leases, due times, the order of streams; and what it
-# takes: nothing but the memory of where to look.
+# A restart preserves leases, due times and the order of streams, and loses only the
+# contents of shared memory.
 
 use strict;
 use warnings;
@@ -77,7 +77,7 @@ for my $how (qw(fast immediate kill))
 
 	restart($how);
 
-	# nobody needs to be told where to look
+	# claims find the messages without shared memory
 	is_deeply([ sort { $a <=> $b } claim($anna, 'ready') ], [ 101 .. 200 ], "$how: the first claim sees all that is ready");
 	is(count_of($dbh, 'outbox.leases'), 10_000 + 3 + 1 + 100, "$how: the leases are there");
 
@@ -90,7 +90,7 @@ for my $how (qw(fast immediate kill))
 	else { fail("$how: the restart was too slow to tell") }
 	my $ids = ids_of('open');
 	is(value($dbh, 'SELECT outbox.ack(?, ?::bigint[], array_fill(1, ARRAY[100]))', $berta, [ @{$ids}[ 0 .. 99 ] ]), 100, "$how: the owner can ack");
-	is(value($dbh, 'SELECT outbox.nack(?, ?::bigint[])', $anna, [ @{$ids}[ 100 .. 199 ] ]), 0, "$how: nobody else can");
+	is(value($dbh, 'SELECT outbox.nack(?, ?::bigint[])', $anna, [ @{$ids}[ 100 .. 199 ] ]), 0, "$how: no other owner can");
 	is(value($dbh, 'SELECT outbox.renew(?, ?::bigint[], 60)', $berta, [ @{$ids}[ 100 .. 299 ] ]), 200, "$how: the owner can renew");
 
 	# streams, and what is due
@@ -108,10 +108,27 @@ for my $how (qw(fast immediate kill))
 	is_deeply([ claim($berta, 'line') ], [ 4, 5 ], "$how: in order");
 	is(value($dbh, "SELECT outbox.ack(?, array_agg(id)) FROM outbox.queue WHERE topic = 'kept'", $anna), 3, "$how: leases that last");
 
-	# what the cursor knows now is what there is
+	# now the cursor corresponds to the contents of the table
 	is(count_of($dbh, "outbox.claim('$anna', topics => '{ready,open,due,kept,line}')"), 0, "$how: nothing is left");
 	$dbh->do("SELECT outbox.enqueue('ready', 'new')");
 	is_deeply([ claim($anna, 'ready') ], ['new'], "$how: but what is new");
+	$dbh->disconnect;
+}
+
+# --- what has been committed is there after a crash
+{
+	$dbh = connect_to($node);
+	my $open = connect_to($node);
+
+	$open->begin_work;
+	$open->do("SELECT outbox.enqueue('durable', 'open')");
+	$dbh->do("SELECT outbox.enqueue('crashed', 'p')");
+	is_deeply([ claim($anna, 'crashed', 1, 1) ], ['p'], 'a lease of a worker that dies with the server');
+	$dbh->do("SELECT outbox.enqueue('durable', ?)", undef, $_) for 1 .. 20;
+	kill_server($node);
+	$dbh = connect_to($node);
+	is_deeply([ claim($anna, 'durable') ], [ 1 .. 20 ], 'OBX-001: what was enqueued survives a kill -9 of the server, and can be claimed');
+	ok(poll(sub { join(' ', claim($berta, 'crashed')) eq 'p' }, 20), 'SHARED-20, SHARED-43: what a worker had when the server died is claimed by another when the lease is over');
 	$dbh->disconnect;
 }
 

@@ -1,5 +1,5 @@
-# pg_dump and pg_restore carry everything: messages in every state, policies,
-# keys, leases, the order of streams; and life goes on where it stood.
+# pg_dump and pg_restore preserve everything: messages in every state, policies, keys,
+# leases, the order of streams; and processing continues after that.
 
 use strict;
 use warnings;
@@ -43,7 +43,7 @@ sub settle
 
 # --- everything that can be in a queue
 
-# the source is to be ahead of the target in transactions
+# the source must be ahead of the target in transactions
 $dbh->do(<<'Q');
 CREATE TEMP TABLE burnt (i int);
 DO $$ BEGIN FOR i IN 1 .. 20000 LOOP BEGIN INSERT INTO burnt VALUES (i); EXCEPTION WHEN others THEN END; END LOOP; END $$
@@ -78,6 +78,10 @@ $dbh->do('SELECT outbox.fail(?, array_agg(id), ?, 4) FROM outbox.leases WHERE to
 enqueue($dbh, 'open', "open $_", dedupe_key => "open $_") for 1 .. 20;
 claim($dbh, $anna, 'open', 10);
 claim($dbh, $berta, 'open', 5);
+# keys that are taken for a time; of two the message is gone, and the time of one is over
+enqueue($dbh, 'timed', $_, dedupe_key => $_, dedupe_for => '1 day') for qw(waits gone over);
+$dbh->do("DELETE FROM outbox.queue WHERE topic = 'timed' AND payload <> 'waits'");
+$dbh->do("UPDATE outbox.dedupe SET taken_until = now() WHERE key = outbox._dedupe_digest('default', 'timed', 'over')");
 enqueue($dbh, 'odd', $_) for '', '\\.', "\\N", "tab\there\r\n", "\x{e4}\x{1d11e}", 'x' x 100_000;
 enqueue($dbh, 'paused', 'paused');
 enqueue($dbh, 'later', 'later', due_time => 'infinity');
@@ -92,7 +96,7 @@ claim($dbh, $anna, 's0', 1);
 claim($dbh, $anna, 's1', 3);
 claim($dbh, $anna, 's2', 1);
 $dbh->do("SELECT outbox.nack(?, array_agg(id), 'later', '1 day') FROM outbox.leases WHERE topic = 's2'", undef, $anna);
-# one that came while what was before it went
+# one that came while the one before it ended
 {
 	my $stream = owner(200);
 	my $other = connect_to($source);
@@ -118,7 +122,7 @@ my $hashed = "SELECT string_agg(outbox.route_store('K\x{e4}se ' || i), ',' ORDER
 my $shares = value($latin1, $hashed);
 enqueue($latin1, $topic, "p\x{e4}yload", dedupe_key => "Schl\x{fc}ssel");
 
-# --- there and back
+# --- to another database and back
 
 sub dump_of
 {
@@ -155,8 +159,8 @@ sub content
 
 my @relations = qw(outbox.messages outbox.topics outbox.queue outbox.dedupe outbox.archive outbox.dead
   outbox.stream_heads outbox.store_connections outbox.routes outbox.default_route);
-# without ages, and without who has claimed
-push @relations, '(SELECT topic, namespace, paused, ready, oldest_ready_at, in_progress, expired, delayed, waiting_in_stream, dead, more FROM outbox.topic_stats)',
+# without ages, and without the sessions that have claimed
+push @relations, '(SELECT topic, namespace, paused, ready, oldest_ready_at, leased, expired, delayed, waiting_in_stream, dead, more FROM outbox.topic_stats)',
   '(SELECT id, topic, namespace, attempts, leased_at, locked_until, expired, owner_token, stream_id, message_id FROM outbox.leases)';
 push @relations, '(SELECT last_value, is_called FROM outbox.message_id_seq)';
 my %before = map { $_ => content($dbh, $_) } @relations;
@@ -187,6 +191,8 @@ sub check
 	is(enqueue($new, 'done', 'again', dedupe_key => 'done 7'), $there, "$name: the key of a finished message");
 	is_deeply([ $new->selectrow_array("SELECT enqueued FROM outbox.try_enqueue('$_', 'again', dedupe_key => '$_ 2')") ], [0], "$name: a key in $_")
 	  for qw(open dead);
+	is_deeply([ map { value($new, "SELECT outcome FROM outbox.try_enqueue('timed', 'again', dedupe_key => ?)", $_) } qw(waits gone over) ],
+		[qw(kept kept enqueued)], "$name: keys that are taken for a time");
 	$new->do("SELECT outbox.enqueue_many('new', array_fill('new'::text, ARRAY[200]))");
 	is(count_of($new, '(SELECT id FROM outbox.messages GROUP BY id HAVING count(*) > 1) doubles'), 0, "$name: ids are new");
 	cmp_ok(value($new, "SELECT min(id) FROM outbox.queue WHERE topic = 'new'"), '>',

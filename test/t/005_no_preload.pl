@@ -1,6 +1,6 @@
-# Without shared_preload_libraries: the library is loaded by the first call of
-# a session, sessions share what they know in a dynamic segment, and everything
-# is as it is with it.
+# Without shared_preload_libraries: the library is loaded by the first call of a
+# session, sessions share a dynamic segment, and the behavior is the same as with
+# preloading.
 
 use strict;
 use warnings;
@@ -56,20 +56,20 @@ is_deeply([ claim($early, $berta) ], ['uncommitted'], 'but then');
 $first->do('BEGIN');
 enqueue($first, 't', 'back again');
 is_deeply([ claim($first, owner(3)) ], ['back again'], 'claimed by its own transaction');
-is(scalar(claim($late, $berta)), 0, 'by nobody else');
+is(scalar(claim($late, $berta)), 0, 'by no other owner');
 $first->do('SELECT outbox.release(?)', undef, owner(3));
 $first->do('COMMIT');
 is_deeply([ claim($late, $berta) ], ['back again'], 'until it is given back');
 is(library($late)->{lanes_in_use}, library($first)->{lanes_in_use}, 'all see the same segment');
 
-# --- a claim that waits, without anybody to wake it
+# --- a claim that waits, without any session to wake it
 {
 	my $pid = client(sub { my $dbh = connect_to($node); poll(sub { count_of($dbh, "pg_stat_activity WHERE query LIKE '%wait_ms%' AND state = 'active' AND pid <> pg_backend_pid()") }); enqueue($dbh, 't', 'waited for') });
 	is_deeply([ claim($late, $berta, wait_ms => 30_000) ], ['waited for'], 'a claim that waits');
 	waitpid $pid, 0;
 }
 
-# --- the library may be loaded in an unhappy moment
+# --- the library may be loaded in the middle of something
 my $unhappy = connect_to($node);
 $unhappy->do('BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY');
 is(value($unhappy, "SELECT count(*) FROM outbox.leases") > 0, 1, 'by a view, in a transaction that is read only');

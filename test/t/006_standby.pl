@@ -1,5 +1,5 @@
-# A standby: reading works, calls say 25006; after a promotion the new primary
-# goes on where the old one was, and what was acknowledged is there.
+# A standby: reading works, calls that write fail with 25006; after a promotion the
+# new primary continues where the old one was, and acknowledged changes are preserved.
 
 use strict;
 use warnings;
@@ -44,16 +44,18 @@ is_deeply([ claim($dbh, $anna, 'line', 2) ], [ 1, 2 ], 'two of a stream');
 
 my $replica = connect_to($standby);
 ok(value($replica, 'SELECT pg_is_in_recovery()'), 'the other is a standby');
-for my $what ('outbox.messages', '(SELECT id, topic, attempts, leased_at, locked_until, owner_token, stream_id FROM outbox.leases)', '(SELECT id, topic, reason, failed_at, last_error, payload FROM outbox.dead_letters)', 'outbox.stream_heads', '(SELECT namespace, topic, ready, in_progress, dead FROM outbox.topic_stats)')
+for my $what ('outbox.messages', '(SELECT id, topic, attempts, leased_at, locked_until, owner_token, stream_id FROM outbox.leases)', '(SELECT id, topic, reason_name, failed_at, last_error, payload FROM outbox.dead_letters)', 'outbox.stream_heads', '(SELECT namespace, topic, ready, leased, dead FROM outbox.topic_stats)')
 {
 	is_deeply([ map { $_->[0] } $replica->selectall_array("SELECT r::text FROM $what r ORDER BY 1") ],
 		[ map { $_->[0] } $dbh->selectall_array("SELECT r::text FROM $what r ORDER BY 1") ], "the same $what");
 }
 cmp_ok(count_of($replica, 'outbox.status()'), '>=', 5, 'status() answers');
 is(value($replica, "SELECT outbox.status_name(1)"), 'in progress', 'and so does status_name()');
+like(value($replica, 'SELECT outbox.metrics()'), qr/^outbox_topic_ready\{.*# EOF\n\z/ms, 'and metrics()');
+is_deeply([ $replica->selectall_array("SELECT name FROM outbox.alerts() WHERE severity = 'critical'") ], [], 'and alerts(), which miss no worker here');
 
 # --- writing: every function but those that only read
-my %reads = map { $_ => 1 } qw(status status_name join_status_name reason_name explain_message route_store);
+my %reads = map { $_ => 1 } qw(status status_name join_status_name reason_name explain_message trace route_store route alerts metrics metric_samples);
 my @functions = map { $_->[0] } $dbh->selectall_array(<<'Q');
 SELECT p.proname || '(' || coalesce((SELECT string_agg(format('%s => %s::%s', a.name,
            CASE WHEN a.type = 'regrole'::regtype THEN '''pg_monitor'''
@@ -138,7 +140,7 @@ for my $n (1 .. 2)
 	});
 }
 ok(poll(sub { notes_of('acked') > 300 }), 'clients are busy');
-# a transaction that will never be committed, and one that waits for nobody
+# a transaction that will never be committed, and one that does not wait
 $dbh->do('BEGIN');
 $dbh->do("SELECT outbox.enqueue('busy', 'never')");
 claim($dbh, $anna, 'read', 5);
@@ -152,7 +154,7 @@ $primary->stop('immediate');
 waitpid $_, 0 for @clients;
 # the session was there before the promotion
 $standby->promote;
-# nobody answers for the old standby
+# the old standby does not answer
 $standby->append_conf('postgresql.conf', "synchronous_standby_names = ''");
 $standby->reload;
 for my $session ($replica, connect_to($standby))
@@ -183,11 +185,11 @@ $replica->do("COMMIT PREPARED 'later'");
 is_deeply([ claim($replica, $anna, 'line') ], [6], 'what was prepared before can be committed');
 is(value($replica, "SELECT enqueued FROM outbox.try_enqueue('line', 'again', dedupe_key => 'k3')"), 0, 'keys are known');
 
-# --- all the rest, once
+# --- everything else, once
 my $left = count_of($replica, "outbox.queue WHERE topic = 'busy' AND status = 0");
 my @rest;
 while (my @got = claim($replica, $berta, 'busy')) { push @rest, @got }
-is(scalar @rest, $left, 'all that nobody had can be claimed');
+is(scalar @rest, $left, 'all that was not leased can be claimed');
 my %seen;
 is_deeply([ grep { $seen{$_}++ } @rest ], [], 'once');
 is(count_of($replica, '(SELECT id FROM outbox.messages GROUP BY id HAVING count(*) > 1) d'), 0, 'ids are unique');

@@ -1,5 +1,5 @@
-# The extension comes and goes, its tables are rewritten, databases are copied
-# and dropped, sessions live long: nobody is surprised.
+# The extension is created and dropped, its tables are rewritten, databases are copied
+# and dropped, sessions live long: no session gets an unexpected error.
 
 use strict;
 use warnings;
@@ -198,7 +198,7 @@ Q
 	$in_source->disconnect;
 	my $started = time;
 	is_state($dbh, "CREATE DATABASE copy TEMPLATE $source", '');
-	cmp_ok(time - $started, '<', 5, 'nobody is in the way');
+	cmp_ok(time - $started, '<', 5, 'no session blocks it');
 	for my $db ('copy', $source)
 	{
 		my $in = connect_to($node, db => $db);
@@ -214,7 +214,7 @@ Q
 		is_state($dbh, $command, '');
 		cmp_ok(time - $started, '<', 5, 'at once');
 	}
-	# one of the same name knows nothing of the other
+	# a database of the same name knows nothing about the other
 	$node->safe_psql('postgres', "CREATE DATABASE $source");
 	$node->safe_psql($source, 'CREATE EXTENSION outbox');
 	$in_source = connect_to($node, db => $source);
@@ -224,7 +224,7 @@ Q
 	$in_source->disconnect;
 }
 
-# --- a long life
+# --- a session that lives long
 {
 	my $long = connect_to($node);
 	my $rounds = $ENV{OUTBOX_ROUNDS} // 1000 * scale();
@@ -255,7 +255,7 @@ Q
 	$long->disconnect;
 }
 
-# --- calls that wait for DROP EXTENSION are told what has happened
+# --- calls that have waited for DROP EXTENSION fail with an error that says so
 {
 	my %calls = (
 		enqueue => "SELECT outbox.enqueue('t', 'p')",
@@ -279,7 +279,7 @@ Q
 		$dropping->do('CREATE EXTENSION outbox');
 		$_->disconnect for $dropping, $waiting;
 	}
-	# the functions of triggers are for our tables only
+	# trigger functions are for the extension's tables only
 	$dbh->do('CREATE TABLE public.other (a integer)');
 	for my $function (qw(_queue_written _queue_changed _queue_truncated))
 	{

@@ -1,5 +1,5 @@
-# A claim that waits is woken by what it waits for, at once, and by nothing
-# else; and it ends when it is told to.
+# A waiting claim is woken at once by what it waits for, and by nothing else; and it
+# ends when it is cancelled or released.
 
 use strict;
 use warnings;
@@ -16,8 +16,8 @@ my ($anna, $berta) = (owner(1), owner(2));
 my $dbh = connect_to($node);
 my $us = '(extract(epoch FROM clock_timestamp()) * 1000000)::bigint';
 
-# Processes that wait, each with a connection of its own, told what to do and
-# telling what came of it line by line.
+# Processes that wait, each with a connection of its own; they read what to do, and
+# write the results, line by line.
 sub waiter
 {
 	my (%options) = @_;
@@ -50,7 +50,7 @@ sub begin_wait
 	my ($waiter, $call, $settled) = @_;
 
 	$waiter->{told}->print("$call\n");
-	poll(sub { is_asleep($waiter) }, 20) or diag('nobody waits') unless $settled;
+	poll(sub { is_asleep($waiter) }, 20) or diag('no claim waits') unless $settled;
 	return;
 }
 
@@ -82,7 +82,7 @@ sub now { return value($dbh, "SELECT $us") }
 
 my $waiter = waiter();
 
-# A wait that ends with what somebody does.
+# A wait that ends with the action of another session.
 sub is_woken
 {
 	my ($topic, $act, $name, $payload, $within) = @_;
@@ -108,7 +108,7 @@ sub is_woken
 	for my $round (1 .. $rounds)
 	{
 		poll(sub { is_asleep($waiter) }, 20) if $round > 1 && !is_asleep($waiter);
-		# the time of the commit, as near as can be told: before it
+		# the time of the commit, as precisely as it can be known: before it
 		my $from = value($dbh, "WITH e AS MATERIALIZED (SELECT outbox.enqueue('fast', 'p')) SELECT $us FROM e");
 		my $end = end_wait($waiter);
 		push @took, ($end->{at} - $from) / 1000;
@@ -120,7 +120,7 @@ sub is_woken
 	diag(sprintf('from the commit to the claim: median %.2f ms, 99 %% %.2f ms, at most %.2f ms', $took[ $rounds / 2 ], $took[ $rounds * 0.99 - 1 ], $took[-1]));
 }
 
-# --- by what
+# --- what wakes it
 is_woken('commit', sub { $dbh->do("SELECT outbox.enqueue('commit', 'p')") }, 'a commit');
 is_woken('row', sub { $dbh->do("INSERT INTO outbox.queue (topic, payload) VALUES ('row', 'p')") }, 'a plain INSERT');
 is_woken('savepoint', sub { $dbh->do('BEGIN'); $dbh->do('SAVEPOINT s'); $dbh->do("SELECT outbox.enqueue('savepoint', 'undone')"); $dbh->do('ROLLBACK TO s'); $dbh->do("SELECT outbox.enqueue('savepoint', 'p')"); $dbh->do('COMMIT') },
@@ -165,9 +165,9 @@ $dbh->do("SELECT outbox.enqueue('paused', 'p')");
 is_woken('paused', sub { $dbh->do("SELECT outbox.resume_topic('paused')") }, 'resume_topic');
 begin_wait($waiter, call($anna, 'pausing', 1000));
 $dbh->do("SELECT outbox.pause_topic('pausing')");
-sleep 0.2;	# what is not there cannot be polled for: that it was seen
+sleep 0.2;	# nothing shows that it was seen, so there is nothing to poll for
 $dbh->do("SELECT outbox.enqueue('pausing', 'p')");
-is(end_wait($waiter)->{payload}, '', 'what is paused meanwhile is not claimed');
+is(end_wait($waiter)->{payload}, '', 'what is paused in the meantime is not claimed');
 is_woken('due', sub { $dbh->do("SELECT outbox.enqueue('due', 'p', due_time => clock_timestamp() + interval '0.5 s')") }, 'a due time', 'p', 1000);
 $dbh->do("SELECT outbox.enqueue('soon', 'p', due_time => clock_timestamp() + interval '0.8 s')");
 is_woken('soon', sub { }, 'a due time that was known', 'p', 1200);
@@ -175,7 +175,22 @@ $dbh->do("SELECT outbox.enqueue('lease', 'p')");
 is(value($dbh, "SELECT count(*) FROM outbox.claim(?, 1, topics => '{lease}')", $berta), 1, 'a lease of a second');
 is_woken('lease', sub { }, 'the end of a lease', 'p', 1500);
 
-# --- by nothing else
+# --- a claim that takes another message than the one it was called for
+{
+	my $second = waiter();
+
+	# the first waits for both, and was there before
+	begin_wait($waiter, "'$anna', 60, 1, topics => '{one,other}', wait_ms => 20000");
+	begin_wait($second, "'$berta', 60, 1, topics => '{one}', wait_ms => 20000");
+	my $from = now();
+	$dbh->do("SELECT outbox.enqueue('one', 'other'), outbox.enqueue('other', 'urgent', priority => 2)");
+	my ($first, $rest) = (end_wait($waiter), end_wait($second));
+	is($first->{payload}, 'urgent', 'it takes what is more urgent');
+	is($rest->{payload}, 'other', 'and another claim is called for the rest');
+	cmp_ok(($rest->{at} - $from) / 1000, '<', 1000, 'at once');
+}
+
+# --- nothing else does
 {
 	my $start = time;
 
@@ -201,7 +216,7 @@ is_woken('lease', sub { }, 'the end of a lease', 'p', 1500);
 	begin_wait($waiter, call($anna, 'nothing', 60_000));
 }
 
-# --- when told to
+# --- it ends when asked to
 for ([ 'pg_cancel_backend', '57014' ], [ 'pg_terminate_backend', '57P01' ])
 {
 	my ($how, $state) = @$_;
@@ -209,7 +224,7 @@ for ([ 'pg_cancel_backend', '57014' ], [ 'pg_terminate_backend', '57P01' ])
 
 	$dbh->do("SELECT $how(?)", undef, $waiter->{backend});
 	my $end = end_wait($waiter);
-	# who is terminated may find the connection gone
+	# a session that is terminated may find the connection gone
 	like($end->{state}, qr/^($state|08\d{3})$/, "$how ends it");
 	cmp_ok(time - $start, '<', 2, "$how: at once");
 	if ($how eq 'pg_cancel_backend')
@@ -289,7 +304,7 @@ SKIP:
 	$bouncer->{stop}->();
 }
 
-# --- a transaction that was prepared: nobody tells, so it may take the interval
+# --- a transaction that was prepared: its end is not reported, so it may take the interval
 $node->append_conf('postgresql.conf', "outbox.poll_interval = '300ms'");
 $node->reload;
 ok(poll(sub { value($dbh, 'SHOW outbox.poll_interval') eq '300ms' }, 10), 'a shorter interval');

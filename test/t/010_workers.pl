@@ -1,6 +1,5 @@
-# Background workers: they do by themselves what there is to do, where it is,
-# they are in nobody's way, and nothing that happens to them is noticed but by
-# a moment's delay.
+# Background workers do the work of all databases, do not block other sessions, and
+# failures of workers only cause a short delay.
 
 use strict;
 use warnings;
@@ -54,7 +53,7 @@ sub end_fan_in
 
 sub continuations { return count_of($_[0], "outbox.messages WHERE topic = 'cont'") }
 
-# How often has what comes after a join come?
+# How often has the continuation of a join come?
 sub continued
 {
 	my ($dbh, $name) = @_;
@@ -62,7 +61,7 @@ sub continued
 	return value($dbh, "SELECT count(*) FROM outbox.messages WHERE topic = 'cont' AND payload = ?", $name);
 }
 
-# A join from its beginning to what follows: does a worker serve this database?
+# A join from its start to its continuation: does a worker serve this database?
 sub is_served
 {
 	my ($dbh, $what) = @_;
@@ -140,10 +139,10 @@ my $dbh = connect_to($node);
 	{
 		my ($topic, $reason) = @$_;
 
-		ok(poll(sub { value($dbh, 'SELECT status FROM outbox.messages WHERE topic = ?', $topic) == 3 }, 20), "$topic: dead, without anybody claiming");
+		ok(poll(sub { value($dbh, 'SELECT status FROM outbox.messages WHERE topic = ?', $topic) == 3 }, 20), "$topic: dead, without a claim");
 		is(value($dbh, 'SELECT failure_reason FROM outbox.messages WHERE topic = ?', $topic), $reason, "$topic: and why");
 	}
-	ok(poll(sub { value($dbh, "SELECT status FROM outbox.messages WHERE topic = 'returns'") == 0 }, 20), 'a lease that has ended is given back');
+	ok(poll(sub { value($dbh, "SELECT status FROM outbox.messages WHERE topic = 'returns'") == 0 }, 20), 'OBX-053: workers reap by themselves: a lease that has ended is given back');
 }
 
 # --- an idle worker leaves; the database can be copied, renamed and dropped
@@ -164,7 +163,7 @@ my $dbh = connect_to($node);
 	}
 	ok(poll(sub { !workers_in($dbh, 'renamed') && !workers_in($dbh, 'copied') }, 10), 'the workers leave');
 	cmp_ok(seconds($dbh, "DROP DATABASE $_"), '<', 2, "the $_ database can be dropped at once") for qw(renamed copied);
-	# a lease is left behind, so a worker is still wanted there
+	# a lease is left behind, so a worker is still needed there
 	$dbh->do('CREATE DATABASE doomed');
 	my $doomed = connect_to($node, db => 'doomed');
 	$doomed->do('CREATE EXTENSION outbox');
@@ -188,18 +187,18 @@ my $dbh = connect_to($node);
 		$other{$db} = connect_to($node, db => "'$db'");
 	}
 	set($node, 'outbox.databases' => q{'listed, absent, "Mixed, Case"'});
-	ok(poll(sub { log_lines($node, qr/database "absent" of outbox.databases/) }, 10), 'a database of the list that is not there is told of');
+	ok(poll(sub { log_lines($node, qr/database "absent" in outbox.databases/) }, 10), 'a missing database of the list is logged');
 	is_served($other{$_}, "database $_ is served") for 'listed', 'Mixed, Case';
 	is(value($other{$_}, 'SELECT serves FROM outbox._workers()'), 1, "database $_ knows it") for 'listed', 'Mixed, Case';
 	is(value($other{unlisted}, 'SELECT serves FROM outbox._workers()'), 0, 'the other one is not served');
-	# the worker that was there leaves, whatever there is to do
+	# the worker that was there leaves, even if there is something to do
 	my $dir = PostgreSQL::Test::Utils::tempdir();
 	my $pid = client(sub {
 		my $busy = connect_to($node, db => 'unlisted');
 
 		until (-e "$dir/stop" || getppid() == 1) { begin_fan_in($busy, 1); end_fan_in($busy); sleep 0.02 }
 	});
-	ok(poll(sub { !workers_in($dbh, 'unlisted') }, 10), 'a worker leaves what is not on the list');
+	ok(poll(sub { !workers_in($dbh, 'unlisted') }, 10), 'OBX-078: a worker leaves what is not on the list, whatever there is to do');
 	append_to_file("$dir/stop", '');
 	waitpid $pid, 0;
 	ok(poll(sub { !workers_in($dbh, 'unlisted') }, 10), 'no worker is there');
@@ -207,8 +206,8 @@ my $dbh = connect_to($node);
 	end_fan_in($other{unlisted});
 	is_served($other{listed}, 'the launcher has looked');
 	is(continued($other{unlisted}, $name), 0, 'and started no worker there');
-	is(scalar(log_lines($node, qr/database "absent" of outbox.databases/)), 1, 'one line in the log');
-	is(scalar(log_lines($node, qr/LOG: .*of outbox.databases cannot/)), 1, 'and none of others');
+	is(scalar(log_lines($node, qr/database "absent" in outbox.databases/)), 1, 'one line in the log');
+	is(scalar(log_lines($node, qr/LOG: .*in outbox.databases does not/)), 1, 'and none of others');
 	$dbh->do('CREATE DATABASE absent');
 	$node->safe_psql('absent', 'CREATE EXTENSION outbox');
 	$node->reload;
@@ -262,6 +261,116 @@ for my $strategy (qw(round_robin drain_first))
 $node->safe_psql('postgres', "ALTER SYSTEM RESET outbox.max_workers; ALTER SYSTEM RESET outbox.selection_strategy;");
 $node->reload;
 
+# --- one worker, and four databases with three batches each; databases that come and go
+{
+	my $turns = new_node('turns', conf => <<'C');
+outbox.log_level = log
+outbox.databases = ''
+outbox.max_workers = 1
+max_worker_processes = 16
+C
+	my $main = connect_to($turns);
+	my @stores = map { "store$_" } 1 .. 4;
+	my (%store, %names, $bare);
+
+	for my $db (@stores, 'bare')
+	{
+		$main->do("CREATE DATABASE $db");
+		$turns->safe_psql($db, 'CREATE EXTENSION outbox') if $db ne 'bare';
+		$store{$db} = connect_to($turns, db => $db);
+	}
+	$bare = delete $store{bare};
+	for my $strategy (qw(round_robin drain_first))
+	{
+		set($turns, 'outbox.databases' => q{''}, 'outbox.selection_strategy' => $strategy);
+		ok(poll(sub { !workers_in($main, undef) && !value($store{store1}, 'SELECT serves FROM outbox._workers()') }, 20), "$strategy: no worker runs");
+		for my $db (@stores)
+		{
+			$store{$db}->do("DELETE FROM outbox.queue; DELETE FROM outbox.joins; TRUNCATE outbox.archive");
+			$names{$db} = [];
+			$store{$db}->do('BEGIN');
+			push @{ $names{$db} }, begin_fan_in($store{$db}, 1) for 1 .. 140;
+			$store{$db}->do('COMMIT');
+			$store{$db}->do('SELECT outbox.ack(?, array_agg(id)) FROM outbox.claim(?, 600, 1000, topics => ?)', undef, $anna, $anna, ['step']);
+		}
+		set($turns, 'outbox.databases' => q{'store1, store2, store3, store4'});
+		ok(poll(sub { sum0(map { continuations($_) } values %store) == 560 }, 60), "$strategy: all is done");
+		# the databases whose continuations came one after the other
+		my @came = sort { $a->[0] <=> $b->[0] } map {
+			my $db = $_;
+			map { [ $_->[0], $db ] } $store{$db}->selectall_array("SELECT extract(epoch FROM created_at) FROM outbox.messages WHERE topic = 'cont'")
+		} @stores;
+		my @turns;
+		for (@came)
+		{
+			push @turns, [ $_->[1], 0 ] if !@turns || $turns[-1][0] ne $_->[1];
+			$turns[-1][1]++;
+		}
+		note("$strategy: " . join ' ', map { "$_->[0] ($_->[1])" } @turns);
+		my @order = map { $_->[0] } @turns;
+		is_deeply([ sort @order[ 0 .. 3 ] ], \@stores, "$strategy: each has its turn");
+		if ($strategy eq 'round_robin')
+		{
+			is_deeply(\@order, [ (@order[ 0 .. 3 ]) x 3 ], 'OBX-067, OBX-068: round_robin goes through all databases in the same order, again and again');
+			is_deeply([ map { $_->[1] } @turns ], [ (50) x 8, (40) x 4 ], 'OBX-068: round_robin takes one batch of a database before it goes on');
+		}
+		else
+		{
+			is_deeply([ map { $_->[1] } @turns ], [ (140) x 4 ], 'OBX-067, OBX-069: drain_first stays with a database until nothing is left there, then goes to the next');
+		}
+		is_deeply({ map { my $db = $_; ($db => [ map { @$_ } $store{$db}->selectall_array("SELECT payload FROM outbox.messages WHERE topic = 'cont' ORDER BY payload COLLATE \"C\"") ]) } @stores },
+			{ map { ($_ => [ sort @{ $names{$_} } ]) } @stores }, 'OBX-066: each database has its own messages and continuations, and no other\'s');
+	}
+
+	# the name of a database is in what is logged about it
+	my %wait_of;
+	for my $db (@stores) { $wait_of{ $_->[0] } = $db for $store{$db}->selectall_array("SELECT message_id FROM outbox.messages WHERE topic = 'join.wait'") }
+	my $named = sub {
+		my %told;
+		my $log = slurp_file($turns->logfile);
+		while ($log =~ /outbox join wait: (\S+) is over.*\n.* CONTEXT:  background process in database "(\S+)"/g) { $told{$1}{$2}++ if $wait_of{$1} }
+		return { map { ($_ => join ',', sort keys %{ $told{$_} }) } keys %told };
+	};
+	is(scalar(keys %wait_of), 560, 'there are waits in the log');
+	is_deeply($named->(), \%wait_of, 'OBX-070, OBX-071, OBX-107: what a worker logs has the name of the database, the same each time');
+
+	# one that works, while others come and go without a call
+	set($turns, 'outbox.databases' => q{'*'}, 'outbox.max_workers' => 7, 'outbox.discovery_interval' => 1, 'outbox.selection_strategy' => 'round_robin');
+	$main->do('CREATE DATABASE late');
+	$turns->safe_psql('late', 'CREATE EXTENSION outbox');
+	my $late = connect_to($turns, db => 'late');
+	$main->do('ALTER DATABASE late IS_TEMPLATE true');
+	ok(poll(sub { !value($late, 'SELECT serves FROM outbox._workers()') }, 20), 'a template is not served');
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my $busy = client(sub {
+		my $client = connect_to($turns, db => 'store1');
+		until (-e "$dir/stop" || getppid() == 1) { begin_fan_in($client, 1); end_fan_in($client); sleep 0.02 }
+	});
+	my $name = begin_fan_in($late, 1);
+	end_fan_in($late);
+	my ($worker, $since);
+	ok(poll(sub { ($worker, $since) = $main->selectrow_array("SELECT pid, backend_start FROM pg_stat_activity WHERE backend_type = 'outbox worker' AND datname = 'store1'") }, 20), 'a worker is busy');
+	$main->do('ALTER DATABASE late IS_TEMPLATE false');
+	ok(poll(sub { continued($late, $name) == 1 }, 20), 'OBX-075, OBX-077: a database that can be served from now on is found at the next look, without a call, and its work is done');
+	$main->do('ALTER DATABASE late IS_TEMPLATE true');
+	ok(poll(sub { !value($late, 'SELECT serves FROM outbox._workers()') }, 20), 'OBX-075, OBX-078: a database that cannot be served any more is dropped at the next look');
+	$main->do('ALTER DATABASE late IS_TEMPLATE false');
+	ok(poll(sub { value($late, 'SELECT serves FROM outbox._workers()') }, 20), 'and taken on again');
+	is_deeply([ $main->selectrow_array("SELECT pid, backend_start FROM pg_stat_activity WHERE backend_type = 'outbox worker' AND datname = 'store1'") ], [ $worker, $since ],
+		'OBX-079: the worker of a database that has not changed goes on through all these looks');
+	append_to_file("$dir/stop", '');
+	waitpid $busy, 0;
+
+	# one without the extension
+	$bare->do('CREATE TABLE here (i int)');
+	$turns->reload;
+	is_served($store{store1}, 'the launcher has looked');
+	ok(poll(sub { !workers_in($main, undef) }, 30), 'the workers have left');
+	is_deeply([ $bare->selectrow_array("SELECT to_regnamespace('outbox'), count(*) FROM pg_extension WHERE extname = 'outbox'") ], [ undef, 0 ], 'OBX-109: workers make nothing in a database without the extension');
+	$_->disconnect for $main, $late, $bare, values %store;
+	$turns->stop;
+}
+
 # --- workers are terminated, cancelled
 {
 	my $pid_of = sub {
@@ -277,8 +386,7 @@ $node->reload;
 		my $name = begin_fan_in($dbh, 1);
 		my $pid = $pid_of->();
 		ok($pid, "$how: a worker is there");
-		$dbh->do("SELECT $how(?)", undef, $pid);
-		ok(poll(sub { !grep { $_ == $pid } workers_in($dbh, 'postgres') }, 10), "$how: it ends");
+		ok(poll(sub { $dbh->do("SELECT $how(?)", undef, $pid); !grep { $_ == $pid } workers_in($dbh, 'postgres') }, 10), "$how: it ends");
 		end_fan_in($dbh);
 		ok(poll(sub { continued($dbh, $name) == 1 }, 20), "$how: another one comes");
 	}
@@ -303,16 +411,17 @@ $node->reload;
 		my $pid;
 		ok(poll(sub { ($pid) = workers_in($dbh, 'postgres') }, 20), 'cancelled now and then: a worker comes');
 		$took = time - $since;
-		ok(poll(sub { count_of($dbh, "pg_stat_activity WHERE pid = $pid AND backend_start < clock_timestamp() - interval '2.5 s'") }, 20), 'it works for a while');
-		$dbh->do('SELECT pg_cancel_backend(?)', undef, $pid);
-		ok(poll(sub { !grep { $_ == $pid } workers_in($dbh, 'postgres') }, 10), 'it ends');
+		# it, or another one after it, if a database had to have its turn
+		ok(poll(sub { ($pid) = workers_in($dbh, 'postgres'); $pid && count_of($dbh, "pg_stat_activity WHERE pid = $pid AND backend_start < clock_timestamp() - interval '2.5 s'") }, 30), 'it works for a while');
+		# a cancel that comes in the middle of one part of a round ends that part alone
+		ok(poll(sub { $dbh->do('SELECT pg_cancel_backend(?)', undef, $pid); !grep { $_ == $pid } workers_in($dbh, 'postgres') }, 10), 'it ends');
 	}
 	cmp_ok($took, '<', 3.5, 'cancelled now and then: soon');
 	kill 'KILL', $busy;
 	waitpid $busy, 0;
 }
 
-# --- transactions that are prepared, of whose end nobody tells
+# --- transactions that are prepared, whose end is not reported
 {
 	my $do = sub { my ($name, $query, @parameters) = @_; $dbh->do('BEGIN'); $dbh->do($query, undef, @parameters); $dbh->do("PREPARE TRANSACTION '$name'") };
 	my $fan = begin_fan_in($dbh, 1);
@@ -320,8 +429,8 @@ $node->reload;
 	$dbh->do("SELECT outbox.claim(?, 600, topics => '{step}')", undef, $anna);
 	$do->('timer', "SELECT outbox.schedule_timer('prepared', 'p', clock_timestamp())");
 	$do->('join', 'SELECT outbox.ack(?, array_agg(id)) FROM outbox.leases WHERE owner_token = ?', $anna, $anna);
-	# what they do is not to be seen yet, so the workers leave
-	ok(poll(sub { !workers_in($dbh, 'postgres') }, 20), 'prepared: nobody stays to wait for it');
+	# what they do cannot be seen yet, so the workers leave
+	ok(poll(sub { !workers_in($dbh, 'postgres') }, 20), 'prepared: no worker stays to wait for it');
 	$dbh->do("COMMIT PREPARED '$_'") for 'timer', 'join';
 	ok(poll(sub { count_of($dbh, "outbox.messages WHERE topic = 'prepared'") == 1 }, 40), 'prepared: a timer comes');
 	ok(poll(sub { continued($dbh, $fan) == 1 }, 40), 'prepared: what comes after a join, too');
@@ -345,7 +454,7 @@ $node->reload;
 	{
 		ok(poll(sub { continuations($busy) >= 20 }, 20), "round $round: the worker is busy");
 		is_state($busy, 'ALTER EXTENSION outbox UPDATE', '', "round $round: ALTER EXTENSION UPDATE");
-		# those who have the tables in use may be in the way, in a deadlock
+		# sessions that use the tables may be part of a deadlock
 		ok(poll(sub { sqlstate($busy, 'DROP EXTENSION outbox CASCADE') =~ /^(42704)?$/ }, 20), "round $round: DROP EXTENSION");
 		ok(poll(sub { sqlstate($busy, 'CREATE EXTENSION outbox') eq '' }, 20), "round $round: CREATE EXTENSION");
 	}
@@ -404,20 +513,20 @@ is_deeply([ log_lines($node, qr/ XX\d\d\d |PANIC|TRAP/) ], [], 'no internal erro
 	ok(poll(sub { count_of($dbh, $after) >= 40 * $nkills + 40 }, 30), 'they go on coming');
 	append_to_file("$dir/stop", '');
 	waitpid $_, 0 for @pids;
-	# what is leased to the dead comes back with the end of its lease
+	# what was leased to a process that died comes back at the end of its lease
 	ok(poll(sub { end_fan_in($dbh); !count_of($dbh, "outbox.queue WHERE topic IN ('step', 'join.wait')") }, 30), 'all steps and waits are over');
 	is(count_of($dbh, "outbox.joins j WHERE grouping_key LIKE 'load%' AND (status <> 1 OR completed_steps <> 3 OR failed_steps <> 0)"), 0, 'the joins are exact');
 	is(count_of($dbh, "(SELECT payload FROM $after GROUP BY payload HAVING count(*) <> 1) doubled"), 0, 'no continuation came twice');
 	my $joins = count_of($dbh, "outbox.joins WHERE grouping_key LIKE 'load%'");
 	is(count_of($dbh, $after), 2 * $joins, "one continuation for each wait of $joins joins");
-	is(count_of($dbh, 'outbox.join_waits'), 0, 'nobody waits');
+	is(count_of($dbh, 'outbox.join_waits'), 0, 'nothing waits');
 }
 
 # --- one part of a round fails, the others go on
 {
 	my $trouble = sub { return [ map { @$_ } $dbh->selectall_array("SELECT component FROM outbox.status() WHERE NOT ok AND component LIKE 'worker:%'") ] };
-	my $broken = qr/outbox worker in database "postgres": dispatching timers and runs cannot be done: no ticks \(SQLSTATE YY001\)/;
-	my $again = qr/outbox worker in database "postgres": dispatching timers and runs can be done again/;
+	my $broken = qr/outbox worker in database "postgres": dispatching timers cannot be done: no ticks \(SQLSTATE YY001\)/;
+	my $again = qr/outbox worker in database "postgres": dispatching timers can be done again/;
 	my $agains = log_lines($node, $again);
 
 	$dbh->do(<<'Q');
@@ -485,7 +594,7 @@ sub cpu_seconds
 	return $ticks / POSIX::sysconf(POSIX::_SC_CLK_TCK());
 }
 
-# --- who is called, and how often; and an idle server
+# --- which workers are called, and how often; and an idle server
 {
 	my $quiet = new_node('quiet', conf => "$with_states\nlog_min_messages = debug1\noutbox.lane_memory = 1\nmax_worker_processes = 16\nautovacuum = off");
 	my $here = connect_to($quiet);
@@ -511,7 +620,7 @@ sub cpu_seconds
 	ok(poll(sub { $done->('t1') == 100 }, 20), 'one of them is busy');
 	cmp_ok(starts($quiet) - $before, '<=', 3, 'the workers of the others are not called');
 
-	# A9: round_robin is one, also for who is called while it works
+	# A9: round_robin also holds for databases that are called while the worker is busy
 	$rest->();
 	set($quiet, 'outbox.max_handler_workers' => 1);
 	$role->('busy', 'busy', 'PERFORM pg_sleep(0.02);');
@@ -533,8 +642,8 @@ sub cpu_seconds
 	set($quiet, 'outbox.max_handler_workers' => 4, 'outbox.max_workers' => 1);
 	$role->("slow$_", "slow$_", 'PERFORM pg_sleep(600);') for 1 .. 4;
 	$here->do("SELECT outbox.enqueue('slow' || i, 'p') FROM generate_series(1, 4) i");
-	ok(poll(sub { count_of($here, "pg_stat_activity WHERE backend_type = 'outbox worker' AND usename LIKE 'slow%' AND wait_event = 'PgSleep'") == 4 }, 20), 'four handlers that take long');
-	is_served($here, 'they keep nobody from the extension\'s own work');
+	ok(poll(sub { count_of($here, "pg_stat_activity WHERE backend_type = 'outbox worker' AND usename LIKE 'slow%' AND wait_event = 'PgSleep'") == 4 }, 20), 'OBX-060: four handlers are at work at the same time, each at a message of its own');
+	is_served($here, 'they do not hinder the extension\'s own work');
 	$here->do("SELECT outbox.pause_topic('slow' || i) FROM generate_series(1, 4) i");
 	$here->do("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'outbox worker'");
 	set($quiet, 'outbox.max_workers' => 4);
@@ -555,7 +664,7 @@ SELECT outbox.enqueue('many' || i, 'p') FROM generate_series(1, 300) i;
 Q
 	ok(poll(sub { $done->("many$_[0]"); count_of($here, "outbox.messages WHERE topic LIKE 'many%' AND status = 2") == 300 }, 120), '300 roles with handlers: all are served');
 
-	# B19: one that is not served makes nobody else look
+	# B19: one that is not served causes no other searches
 	$here->do('CREATE DATABASE unserved');
 	$quiet->safe_psql('unserved', 'CREATE EXTENSION outbox');
 	$here->do("CREATE DATABASE other$_") for 1 .. 3;
@@ -587,12 +696,12 @@ Q
 	}
 	ok($rest->(), 'with 20,000 topics, all leave');
 	my ($starts, $cpu, $calm);
-	# what is not known is looked for with growing delays
+	# what is not known is searched for with growing delays
 	ok(poll(sub {
 			($starts, $cpu) = (starts($quiet), cpu_seconds($quiet));
 			sleep 5;
 			($starts, $cpu) = (starts($quiet) - $starts, cpu_seconds($quiet) - $cpu);
-			return $starts <= 4 && $cpu < 0.25; }, 60), 'an idle server comes to rest')
+			return $starts <= 4 && $cpu < 0.25; }, 60), 'OBX-122, SHARED-18: an idle server comes to rest: nothing polls')
 	  or diag("in five seconds: $starts workers started, $cpu s of CPU");
 	note("in five seconds: $starts workers started, $cpu s of CPU");
 	$here->disconnect;
@@ -628,7 +737,7 @@ Q
 	$node->stop;
 }
 
-# --- the server has no room for a worker
+# --- the server has no free slot for a worker
 {
 	my $small = new_node('small', conf => "$with_states\nmax_worker_processes = 2\nmax_logical_replication_workers = 0");
 	my $status = sub { value($_[0], "SELECT ok::text || ' ' || coalesce(hint, '') FROM outbox.status() WHERE component = 'workers'") };
@@ -647,8 +756,8 @@ Q
 	end_fan_in($few);
 	ok(poll(sub { $status->($few) =~ /^false .*max_worker_processes/ }, 10), 'status() says so, and what to do');
 	begin_fan_in($few, 1), end_fan_in($few) for 1 .. 50;
-	is(scalar(log_lines($small, qr/outbox launcher: the server has no room for a worker/)), 1, 'one line in the log');
-	is(continuations($few), 1, 'nothing is done meanwhile');
+	is(scalar(log_lines($small, qr/outbox launcher: could not register background process/)), 1, 'one line in the log');
+	is(continuations($few), 1, 'nothing is done in the meantime');
 	is(value($few, 'SELECT outbox.process_join_waits(1000)'), 51, 'but by hand');
 	my $last = begin_fan_in($few, 1);
 	end_fan_in($few);
@@ -656,7 +765,7 @@ Q
 	waitpid $pid, 0;
 	ok(poll(sub { continued($few, $last) == 1 }, 30), 'with room again, a worker comes');
 	is_deeply([ $status->($few), continuations($few) ], [ 'true ', 53 ], 'and all is well');
-	is(scalar(log_lines($small, qr/no room/)), 1, 'still one line in the log');
+	is(scalar(log_lines($small, qr/could not register background process/)), 1, 'still one line in the log');
 	$few->disconnect;
 	$small->stop;
 

@@ -1,6 +1,5 @@
-# Functions that handle messages inside the database: with whose rights they
-# run, what becomes of what they write, and what they cannot do, however they
-# end.
+# Functions that handle messages inside the database: the privileges with which they
+# run, what happens to their changes, and what they cannot do, however they end.
 
 use strict;
 use warnings;
@@ -21,7 +20,7 @@ C
 my $dbh = connect_to($node);
 my $anna = owner(1);
 
-# What there is to tell is kept where all roles may write.
+# What handlers report is kept where all roles may write.
 $dbh->do(<<'Q');
 CREATE TABLE public.seen (
     n serial, topic text, payload text, attempts int, who text, session text,
@@ -126,8 +125,8 @@ sub log_lines
 handler('alice', 'vanishing', 'PERFORM public.see(m);');
 $dbh->do('DROP FUNCTION alice.h_vanishing');
 enqueue('vanishing', 'p');
-ok(poll(sub { log_lines(qr/WARNING:  handler "alice.h_vanishing.*" of topic "vanishing" in database "postgres" cannot be called: it has lost its function/) }, 20), 'a function that is gone: a warning');
-ok(poll(sub { in_state('vanishing', 0) == 1 }, 20), 'a function that is gone: the message is put back');
+ok(poll(sub { log_lines(qr/WARNING:  handler "alice.h_vanishing.*" of topic "vanishing" in database "postgres" cannot be called: it has lost its function/) }, 20), 'OBX-055: a function that is gone is warned of');
+ok(poll(sub { in_state('vanishing', 0) == 1 }, 20), 'OBX-055: the message of a function that is gone is put back');
 is(value($dbh, "SELECT attempts - waived || ' ' || retry_count FROM outbox.queue WHERE topic = 'vanishing'"), '0 0', 'a function that is gone: that is no attempt');
 is_deeply([ $dbh->selectrow_array("SELECT ok, status, detail FROM outbox.status() WHERE component = 'handler of default/vanishing'") ],
 	[ 0, 'cannot be called', 'alice.h_vanishing(outbox.message), registered by alice, has lost its function' ], 'a function that is gone: status() says so');
@@ -139,14 +138,14 @@ is(count_of($dbh, "outbox.status() WHERE component LIKE 'handler%' OR component 
 $as{alice}->do("SELECT outbox.unregister_handler('vanishing')");
 $dbh->do('TRUNCATE public.seen');
 
-# --- with whose rights
+# --- with which privileges
 {
 	handler('alice', 'who', 'PERFORM public.see(m);');
 	handler('bob', 'whose', 'PERFORM public.see(m);');
 	enqueue($_, 1 .. 50) for qw(who whose);
 	settled($_, "$_: all are handled") for qw(who whose);
 	is_deeply($dbh->selectall_arrayref('SELECT DISTINCT topic, who, session FROM public.seen ORDER BY 1'),
-		[ [qw(default/who alice alice)], [qw(default/whose bob bob)] ], 'each with the rights of who has registered it');
+		[ [qw(default/who alice alice)], [qw(default/whose bob bob)] ], 'each with the privileges of the role that has registered it');
 	is(value($dbh, 'SELECT count(DISTINCT (topic, payload)) || \' of \' || count(*) FROM public.seen'), '100 of 100', 'each message once');
 	is_deeply(payloads_seen('who'), [ 1 .. 50 ], 'in their order');
 	is(value($dbh, 'SELECT count(*) FROM public.seen s JOIN outbox.archive a ON s.topic = a.namespace || \'/\' || a.topic AND s.payload = a.payload AND a.xmin::text::bigint = s.xid'),
@@ -197,7 +196,7 @@ Q
 	is(count_of($dbh, "outbox.handlers WHERE topic = 'new'"), 0, 'rolled back');
 }
 
-# --- namespaces, and who gets what
+# --- namespaces, and which handler gets what
 {
 	$as{alice}->do("SELECT outbox.register_handler('place', 'public.see(outbox.message)', namespace => 'one')");
 	$as{bob}->do("SELECT outbox.register_handler('place', 'public.see(outbox.message)', namespace => 'two')");
@@ -220,7 +219,7 @@ Q
 	$dbh->do('ROLLBACK');
 	$as{alice}->do("SELECT outbox.unregister_handler('mine')");
 	$dbh->do("SELECT outbox.resume_topic('mine')");
-	is_deeply([ map { @$_ } $dbh->selectall_array("SELECT payload FROM outbox.claim('$anna')") ], [ 'a', 'b' ], 'without the handler, anybody does');
+	is_deeply([ map { @$_ } $dbh->selectall_array("SELECT payload FROM outbox.claim('$anna')") ], [ 'a', 'b' ], 'without the handler, any claim does');
 	is_deeply(payloads_seen('mine'), [], 'the handler has had none');
 	$dbh->do("SELECT outbox.ack(?, array_agg(id)) FROM outbox.leases", undef, $anna);
 }
@@ -232,17 +231,17 @@ Q
 	handler('alice', 'fails', "PERFORM public.see(m); PERFORM nextval('public.calls'); IF m.payload <> 'good' THEN RAISE EXCEPTION '% %', reverse('" . reverse($told) . "'), m.payload USING ERRCODE = 'YY123', DETAIL = m.payload, HINT = m.payload; END IF;");
 	$dbh->do("SELECT outbox.configure_topic('fails', max_attempts => 3, backoff_base => '0.3 s')");
 	$dbh->do("SELECT outbox.enqueue('fails', 'good'), outbox.enqueue('fails', reverse('" . reverse($hidden) . "')), outbox.enqueue('fails', 'good')");
-	ok(poll(sub { in_state('fails', 3) == 1 }, 20), 'one that fails is dead in the end');
+	ok(poll(sub { in_state('fails', 3) == 1 }, 20), 'OBX-056: a message whose handler always fails is dead after its attempts');
 	is(in_state('fails', 2), 2, 'the others are done');
 	is_deeply(payloads_seen('fails'), [ 'good', 'good' ], 'what it wrote is undone');
 	is(value($dbh, 'SELECT last_value FROM public.calls'), 6, 'it was called three times, and once more alone');
 	my $dead = $dbh->selectrow_hashref("SELECT id, attempts, failure_reason, last_error FROM outbox.messages WHERE topic = 'fails' AND status = 3");
 	is($dead->{attempts}, 3, 'at the third attempt');
-	is($dead->{last_error}, "$told $hidden\nSQLSTATE: YY123\nDETAIL: $hidden\nHINT: $hidden\nCONTEXT: PL/pgSQL function alice.h_fails(outbox.message) line 1 at RAISE", 'the row has the error, and where it was');
+	is($dead->{last_error}, "$told $hidden\nSQLSTATE: YY123\nDETAIL: $hidden\nHINT: $hidden\nCONTEXT: PL/pgSQL function alice.h_fails(outbox.message) line 1 at RAISE", 'OBX-105: last_error of the message has the exception, its details and where it was');
 	my @lines = log_lines(qr/handler "alice.h_fails/);
 	is(scalar @lines, 3, 'each attempt is logged');
-	is(scalar(grep { /topic "fails" .* message $dead->{id}, attempt \d, SQLSTATE YY123/ } @lines), 3, 'with the message and the SQLSTATE');
-	is_deeply([ log_lines(qr/$hidden|$told/) ], [], 'neither payload nor error are');
+	is(scalar(grep { /topic "fails" .* message $dead->{id}, attempt \d, SQLSTATE YY123/ } @lines), 3, 'OBX-105: each exception of a handler is logged with message, attempt and SQLSTATE');
+	is_deeply([ log_lines(qr/$hidden|$told/) ], [], 'OBX-125: of an exception of a handler neither its text nor the payload is logged');
 	my @times = map { /^(\S+ \S+ \S+)/ } @lines;
 	my ($first, $second) = $dbh->selectrow_array('SELECT extract(epoch FROM ?::timestamptz - ?::timestamptz), extract(epoch FROM ?::timestamptz - ?::timestamptz)', undef, @times[ 1, 0, 2, 1 ]);
 	cmp_ok($first, '>=', 0.29, 'the first retry after its delay');
@@ -268,7 +267,7 @@ Q
 	$dbh->do("SELECT setval('public.calls', 1, false)");
 	enqueue('long', 'p');
 	ok(poll(sub { value($dbh, 'SELECT is_called FROM public.calls') }, 20), 'a long one has begun');
-	# others try to get it, with all means
+	# others try everything to get it
 	my $until = time + 3;
 	my $stolen = 0;
 	while (time < $until)
@@ -278,21 +277,21 @@ Q
 		$dbh->do('SELECT outbox.run_maintenance()');
 		sleep 0.2;
 	}
-	is($stolen, 0, 'a message is nobody else\'s while its handler runs');
+	is($stolen, 0, 'OBX-059: a message is handed to no one else while its handler runs, though its lease would be over');
 	$dbh->do("SELECT outbox.release('$anna')") if $stolen;
 	settled('long', 'it ends');
 	is_deeply(payloads_seen('long'), ['p'], 'what it does is done once');
-	is(value($dbh, 'SELECT last_value FROM public.calls'), 1, 'it is called once');
+	is(value($dbh, 'SELECT last_value FROM public.calls'), 1, 'OBX-059: a handler that takes longer than its lease is called once');
 	is(in_state('long', 2), 1, 'and the message is done');
 }
 
-# --- messages of a transaction that is prepared, of whose end nobody tells
+# --- messages of a transaction that is prepared, whose end is not reported
 {
 	handler('alice', 'prepared', 'PERFORM public.see(m);');
 	$dbh->do('BEGIN');
 	enqueue('prepared', 'p');
 	$dbh->do("PREPARE TRANSACTION 'handled'");
-	ok(poll(sub { !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'prepared: nobody stays to wait for it');
+	ok(poll(sub { !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'prepared: no worker stays to wait for it');
 	$dbh->do("COMMIT PREPARED 'handled'");
 	ok(poll(sub { in_state('prepared', 2) == 1 }, 40), 'prepared: the message is handled');
 }
@@ -348,12 +347,12 @@ Q
 	my @then = @{ payloads_seen('settings') };
 	is(scalar @then, 3, 'settings: three times');
 	is_deeply([ @then[ 1, 2 ] ], [ ($then[0]) x 2 ], 'settings: what a handler sets ends with it');
-	is(value($dbh, "SELECT string_agg(DISTINCT who, ' ') FROM public.seen WHERE topic = 'default/settings'"), 'bob', 'settings: nor does it become somebody else');
+	is(value($dbh, "SELECT string_agg(DISTINCT who, ' ') FROM public.seen WHERE topic = 'default/settings'"), 'bob', 'settings: nor does it become another role');
 }
 
 # --- it cannot become superuser
 {
-	# as the role's owner of a session of its own would be told
+	# with the error that a session of this role would get
 	$dbh->do(<<'Q');
 CREATE TABLE mallory.got (mode text, trick text, who text, session text, super text);
 ALTER TABLE mallory.got OWNER TO mallory;
@@ -421,7 +420,7 @@ Q
 	{
 		cmp_ok(value($dbh, 'SELECT count(*) FROM mallory.got WHERE mode = ?', $mode), '>=', 16, "tricks: all were tried, $mode");
 	}
-	is_deeply($dbh->selectall_arrayref("SELECT mode, trick, who, session FROM mallory.got WHERE who <> 'mallory'"), [], 'tricks: nobody became superuser');
+	is_deeply($dbh->selectall_arrayref("SELECT mode, trick, who, session FROM mallory.got WHERE who <> 'mallory'"), [], 'tricks: none became superuser');
 	is(count_of($dbh, "mallory.got WHERE session <> 'mallory' OR super <> 'off'"), 0, 'tricks: not even the session is');
 	is(value($dbh, "SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'"), 0, 'tricks: nor is the role');
 	is(value($dbh, 'SHOW outbox.allow_superuser_handlers'), 'off', 'tricks: nor may it be');
@@ -436,7 +435,7 @@ Q
 	$dbh->do('ALTER ROLE alice SUPERUSER');
 	enqueue('rise', 'as superuser');
 	$dbh->do('COMMIT');
-	# bob's worker comes after the worker that looks who may
+	# bob's worker comes after the worker that checks which roles may
 	handler('bob', 'after', 'PERFORM public.see(m);');
 	enqueue('after', 'p');
 	settled('after', 'others go on');
@@ -464,7 +463,7 @@ Q
 	$dbh->do("SELECT outbox.unregister_handler('super')");
 }
 
-# --- a time limit
+# --- a timeout
 {
 	my $took = sub { return value($dbh, "SELECT last_error FROM outbox.messages WHERE topic = ? AND payload = 'bad'", $_[0]) };
 
@@ -473,7 +472,7 @@ Q
 	enqueue('slow', 'a', 'bad', 'b');
 	settled('slow', 'one that takes too long: all come to an end');
 	is(in_state('slow', 3), 1, 'one that takes too long is dead');
-	like($took->('slow'), qr/^cancelled after 400 ms\nSQLSTATE: 57014\nCONTEXT: .*pg_sleep/s, 'one that takes too long: with where it was');
+	like($took->('slow'), qr/^cancelled after 400 ms\nSQLSTATE: 57014\nCONTEXT: .*pg_sleep/s, 'OBX-057: a handler that takes too long is cancelled in what it does');
 	is_deeply(payloads_seen('slow'), [ 'a', 'b' ], 'one that takes too long: the others are done, once');
 	is(scalar(log_lines(qr/handler "alice.h_slow.* has failed for message \d+, attempt \d, SQLSTATE 57014/)), 2, 'one that takes too long: each attempt is logged, and is one call');
 	handler('bob', 'stubborn', "IF m.payload = 'bad' THEN LOOP BEGIN PERFORM pg_sleep(600); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END IF; PERFORM public.see(m);", timeout => "'0.3 s'", lease_seconds => 1);
@@ -486,7 +485,7 @@ Q
 	  for '0', '-1 s', '25 hours', '1 month';
 }
 
-# --- handlers of one transaction are in each other's way
+# --- handlers of one transaction conflict with each other
 {
 	policy('temp', 2);
 	handler('alice', 'temp', 'CREATE TEMP TABLE work ON COMMIT DROP AS SELECT m.payload; PERFORM public.see(m);');
@@ -549,7 +548,7 @@ Q
 	is(in_state('passed', 0), 1, 'a function of another owner: the message waits');
 	$as{alice}->do("SELECT outbox.unregister_handler('passed')");
 
-	# the role is renamed; dropped, and made anew
+	# the role is renamed; dropped, and created again
 	$dbh->do('CREATE ROLE temp LOGIN; GRANT INSERT ON public.seen TO temp; GRANT USAGE ON SEQUENCE public.seen_n_seq TO temp');
 	$dbh->do("SELECT outbox.grant_worker('temp')");
 	my $temp = connect_to($node, user => 'temp');
@@ -565,7 +564,7 @@ Q
 	enqueue('renamed', 'p');
 	ok(poll(sub { log_lines(qr/of topic "renamed" in database "postgres" cannot be called: it was registered by a role that has been dropped/) }, 20), 'a role of the same name: a warning');
 	is(in_state('renamed', 0), 1, 'a role of the same name: it is another, and the message waits');
-	is_state($as{alice}, "SELECT outbox.unregister_handler('renamed')", '42501', 'nobody else may remove the handler');
+	is_state($as{alice}, "SELECT outbox.unregister_handler('renamed')", '42501', 'no other role may remove the handler');
 	$dbh->do("SELECT outbox.unregister_handler('renamed')");
 
 	# one that cannot log in; since 17 a worker can connect as it all the same
@@ -593,7 +592,7 @@ Q
 	$dbh->do('DROP DATABASE restored WITH (FORCE)');
 }
 
-# --- nothing that a handler leaves behind reaches whoever runs handlers by hand
+# --- nothing that a handler leaves behind reaches a session that runs handlers by hand
 {
 	$as{mallory}->do(<<'Q');
 CREATE FUNCTION mallory.evil(v text) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -618,14 +617,85 @@ Q
 {
 	$dbh->do("ALTER SYSTEM SET outbox.log_level = log");
 	$node->reload;
-	# one that comes now knows of it
+	# a worker that starts now knows it
 	ok(poll(sub { value($dbh, 'SHOW outbox.log_level') eq 'log' && !count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'") }, 20), 'the workers have left');
 	enqueue('who', 'logged');
 	settled('who', 'a handler is called');
 	my $id = value($dbh, "SELECT id FROM outbox.messages WHERE topic = 'who' AND payload = 'logged'");
-	is(scalar(log_lines(qr/LOG:  outbox handler: "alice.h_who\(outbox.message\)" in database "postgres", topic "who", message $id, attempt 1/)), 1, 'OBX-104, OBX-107 a call is logged with topic, message and database');
+	is(scalar(log_lines(qr/LOG:  outbox handler: "alice.h_who\(outbox.message\)" in database "postgres", topic "who", message $id, attempt 1/)), 1, 'OBX-071, OBX-104, OBX-107: a call is logged with topic, message and database');
 	$dbh->do('ALTER SYSTEM RESET outbox.log_level');
 	$node->reload;
+}
+
+# --- it serves a subscription, as one subscriber among others
+{
+	my $body = "INSERT INTO public.seen (topic, payload, attempts, who, session) VALUES (m.subscription || ':' || m.topic, m.payload, m.attempts, current_user, m.stream_id); IF m.payload = 'bad' THEN RAISE 'no'; END IF;";
+	my $seen = sub { [ map { $_->[0] } $dbh->selectall_array("SELECT concat_ws(' ', topic, payload, who) FROM public.seen WHERE topic LIKE ? ORDER BY n", undef, "$_[0]:%") ] };
+	my $waits = sub { value($dbh, 'SELECT count(*) FROM outbox.messages WHERE subscription = ? AND status < 2', $_[0]) };
+
+	$as{alice}->do("CREATE FUNCTION alice.h_mail(m outbox.message) RETURNS void LANGUAGE plpgsql AS \$body\$ BEGIN $body END \$body\$");
+	is_state($as{alice}, "SELECT outbox.register_handler('pub.*', 'alice.h_mail(outbox.message)', subscription => 'mail')", '42501', 'a subscription: who may not subscribe cannot make one');
+	$dbh->do("SELECT outbox.subscribe('mail', '{pub.*}', filter => '{\"a\": 1}'), outbox.subscribe('other', '{pub.#}')");
+	$dbh->do("SELECT outbox.publish('pub.a', 'before', headers => '{\"a\": 1}')");
+	$as{alice}->do("SELECT outbox.register_handler('pub.*', 'alice.h_mail(outbox.message)', subscription => 'mail')");
+	is_state($as{alice}, "SELECT outbox.register_handler('pub.*', 'alice.h_mail(outbox.message)', subscription => 'mail')", '42710', 'a subscription: it has one handler');
+	is_state($as{alice}, "SELECT outbox.register_handler('pub.a', 'alice.h_mail(outbox.message)', subscription => 'mail')", '42710', 'a subscription: whatever the pattern');
+	is_state($as{bob}, "SELECT outbox.unregister_handler(NULL, subscription => 'mail')", '42501', 'a subscription: its handler is whose who registered it');
+	$dbh->do("SELECT outbox.publish('pub.a', 'one', headers => '{\"a\": 1}'), outbox.publish('pub.b', 'two'), outbox.enqueue('pub.a', 'plain')");
+	ok(poll(sub { $waits->('mail') == 0 }, 20), 'a subscription: what waited is handled, and what comes');
+	is_deeply($seen->('mail'), [ 'mail:pub.a before alice', 'mail:pub.a one alice' ], 'a subscription: its filter stays; what was enqueued is not for it');
+	is(value($dbh, "SELECT string_agg(payload, ',' ORDER BY id) FROM outbox.claim(subscription => 'other')"), 'before,one,two', 'a subscription: another one has its own');
+	is(value($dbh, "SELECT string_agg(payload, ',') FROM outbox.claim() WHERE topic = 'pub.a'"), 'plain', 'a subscription: its pattern reserves no topic');
+	is(value($dbh, "SELECT handler FROM outbox.topic_stats WHERE subscription = 'mail'"), undef, 'a subscription: it has nothing left');
+
+	# a pause, and a claim beside it
+	$dbh->do("SELECT outbox.pause_subscription('mail')");
+	$dbh->do("SELECT outbox.publish('pub.a', 'paused', headers => '{\"a\": 1}', stream_id => '00000000-0000-4000-8000-000000000011')");
+	is_deeply([ $dbh->selectrow_array("SELECT handler, paused, ready FROM outbox.topic_stats WHERE subscription = 'mail'") ], [ 'alice.h_mail(outbox.message)', 1, 1 ], 'a subscription: topic_stats knows its handler');
+	$dbh->do("SELECT outbox.resume_subscription('mail')");
+	ok(poll(sub { $waits->('mail') == 0 }, 20), 'a subscription: it goes on when it is resumed');
+	is(value($dbh, "SELECT session FROM public.seen WHERE payload = 'paused'"), '00000000-0000-4000-8000-000000000011', 'a subscription: the stream is the published one');
+
+	# it fails
+	$dbh->do("SELECT outbox.configure_subscription('mail', max_attempts => 2)");
+	$dbh->do("SELECT outbox.publish('pub.a', 'bad', headers => '{\"a\": 1}')");
+	ok(poll(sub { value($dbh, "SELECT count(*) FROM outbox.dead_letters WHERE subscription = 'mail' AND payload = 'bad'") == 1 }, 20), 'a subscription: its policy says when one is dead');
+	ok(scalar(log_lines(qr/handler "alice.h_mail.*" of subscription "mail" in database "postgres" has failed for message/)) == 2, 'a subscription: the log names it');
+
+	# an admin's handler makes its subscription, and a second registration changes it
+	$dbh->do("SELECT outbox.grant_admin('bob')");
+	$as{bob}->do("CREATE FUNCTION bob.h_own(m outbox.message) RETURNS void LANGUAGE plpgsql AS \$body\$ BEGIN $body END \$body\$");
+	$as{bob}->do("SELECT outbox.register_handler('own.*', 'bob.h_own(outbox.message)', subscription => 'own')");
+	$as{bob}->do("SELECT outbox.unregister_handler('own.*', subscription => 'own')");
+	$as{bob}->do("SELECT outbox.register_handler('own.#', 'bob.h_own(outbox.message)', subscription => 'own')");
+	is(value($dbh, "SELECT topics::text FROM outbox.subscriptions WHERE subscription = 'own'"), '{own.#}', 'a subscription: it is made, and changed');
+	is_deeply([ $dbh->selectrow_array("SELECT topic, subscription, role FROM outbox.handlers WHERE subscription = 'own'") ], [ 'own.#', 'own', 'bob' ], 'a subscription: outbox.handlers has it');
+	$dbh->do("SELECT outbox.publish('own.a.b', 'deep')");
+	ok(poll(sub { $waits->('own') == 0 }, 20), 'a subscription: two levels match');
+	is_deeply($seen->('own'), ['own:own.a.b deep bob'], 'a subscription: once');
+
+	# it ends: the subscription stays; or both do
+	$as{bob}->do("SELECT outbox.unregister_handler(NULL, subscription => 'own')");
+	$dbh->do("SELECT outbox.publish('own.x', 'left')");
+	is(value($dbh, "SELECT payload FROM outbox.claim(subscription => 'own')"), 'left', 'a subscription: without its handler it is for others');
+	is_state($as{bob}, "SELECT outbox.unregister_handler('own.#', subscription => 'own')", '42704', 'a subscription: it has no handler now');
+	$dbh->do("SELECT outbox.unsubscribe('mail', drop_messages => true)");
+	is(count_of($dbh, 'outbox.handlers WHERE subscription <> \'\''), 0, 'a subscription: unsubscribe ends its handler');
+	$dbh->do("SELECT outbox.subscribe('mail', '{pub.*}')");
+	$as{alice}->do("SELECT outbox.register_handler('pub.*', 'alice.h_mail(outbox.message)', subscription => 'mail')");
+	$dbh->do("SELECT outbox.publish('pub.c', 'again')");
+	ok(poll(sub { $waits->('mail') == 0 }, 20), 'a subscription: one that comes back is another, which has a handler');
+	is($seen->('mail')->[-1], 'mail:pub.c again alice', 'a subscription: and gets its messages');
+
+	# a row without a subscription, as a part of a dump has it
+	$dbh->do("UPDATE outbox.subscribers SET state = 2 WHERE subscription = 'mail' AND state < 2");
+	is_deeply([ $dbh->selectrow_array("SELECT ok, status, detail FROM outbox.status() WHERE component = 'handler of subscription default/mail'") ],
+		[ 0, 'cannot be called', 'alice.h_mail(outbox.message), registered by alice, serves a subscription that does not exist' ], 'a subscription that is gone: status() says so');
+	$as{alice}->do("SELECT outbox.unregister_handler(NULL, subscription => 'mail')");
+	$dbh->do("SELECT outbox.unsubscribe(subscription, drop_messages => true) FROM outbox.subscriptions");
+	$dbh->do("SELECT outbox.revoke_admin('bob'), outbox.grant_worker('bob')");
+	$dbh->do("GRANT USAGE ON TYPE outbox.message TO bob");
+	$dbh->do('TRUNCATE public.seen');
 }
 
 # --- it takes its server process down, or all of them

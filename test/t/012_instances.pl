@@ -1,13 +1,13 @@
 # Instances share streams, and nothing is lost, doubled or out of order,
-# whoever dies, leaves, falls silent or returns.
+# whichever instance dies, leaves, falls silent or returns.
 #
 # Eight instances make their round trips with process_work_batch, over streams,
-# messages without one, and received messages, while producers add more, and
-# some instances add their own. Server processes and clients are killed,
-# connections are cut, and instances are stopped for longer than the others
-# wait for them. Two of the instances disagree with the rest on partitions, two
-# on who is stale. Everybody notes what he asks for and what he is told; in the
-# end all is drained, and what was noted is compared with what there is:
+# messages without one, and received messages, while producers add more, and some
+# instances add their own. Server processes and clients are killed, connections are
+# cut, and instances are stopped for longer than the others wait for them. Two of the
+# instances disagree with the rest on partitions, two on which ones are stale. Each
+# instance records its requests and the answers; at the end everything is drained, and
+# the records are compared with the contents of the tables:
 #
 #	- what was reported as committed is there, done, once; what was rolled back
 #	  is not;
@@ -17,10 +17,9 @@
 #	- streams are completed in order, and nothing of a stream is handed out
 #	  while something before it is open elsewhere.
 #
-# A lease ends by its time, when it is given back, when its instance leaves,
-# when something before it in its stream goes back, or when another instance
-# finds that its owner has been silent for too long. All times are the
-# server's, in microseconds.
+# A lease ends by its time, by release, when its instance leaves, when a message
+# before it in its stream becomes ready again, or when another instance finds that its
+# owner has been silent for too long. All times are the server's, in microseconds.
 
 use strict;
 use warnings;
@@ -42,7 +41,7 @@ my %nfaults = (
 	restart => 2 * $scale,	# immediate stop, start
 	terminate => 30 * $scale,	# pg_terminate_backend
 	client => 30 * $scale,	# kill -9 of a client
-	suspend => 30 * $scale);	# SIGSTOP of a client, until it is taken for dead
+	suspend => 30 * $scale);	# SIGSTOP of a client, until it is considered dead
 my ($nproducers, $ninstances) = (3, 8);
 my $nstreams = 200;
 my $second = 1_000_000;
@@ -90,7 +89,7 @@ package Client
 		}, $class;
 	}
 
-	# one system call, so that a note is there as a whole or not at all
+	# one system call, so that a note is written completely or not at all
 	sub note
 	{
 		my ($self, @words) = @_;
@@ -139,7 +138,7 @@ package Client
 		return $self->{name} . '.' . ++$self->{n};
 	}
 
-	# A message of our own, to be sent in transaction T; five columns.
+	# A message, to be sent in transaction T; five columns.
 	sub new_message
 	{
 		my ($self, $txn, $stream) = @_;
@@ -155,7 +154,7 @@ package Client
 		return \%message;
 	}
 
-	# One that has come in from outside, maybe not for the first time.
+	# A received message, maybe not for the first time.
 	sub new_delivery
 	{
 		my ($self, $txn) = @_;
@@ -265,7 +264,7 @@ package Instance
 	my $json = JSON::PP->new;
 	my %done = (o => 4, i => 2);
 
-	# Another instance; what it held before is nobody's.
+	# Another instance; the leases that it had before belong to no instance.
 	sub new_instance
 	{
 		my $self = shift;
@@ -275,7 +274,7 @@ package Instance
 		return;
 	}
 
-	# What becomes of the messages we hold? Of a stream, all that follow one
+	# What happens to the messages that we have? Of a stream, all that follow one
 	# that is not done wait for it; or, if we are careless, the server has to
 	# see to that.
 	sub decide
@@ -298,7 +297,7 @@ package Instance
 		return @deeds;
 	}
 
-	# The call's sections about what we hold, and the words to note.
+	# The sections of a call about the messages that we have, and the words to note.
 	sub report
 	{
 		my ($self, $sections) = @_;
@@ -342,7 +341,7 @@ package Instance
 		return;
 	}
 
-	# How this call is to be made: most agree, some do not.
+	# How this call is made: most instances agree, some do not.
 	sub settings
 	{
 		my $self = shift;
@@ -361,7 +360,7 @@ package Instance
 		return %settings;
 	}
 
-	# Is what we were given in order, and no more than we asked for?
+	# Is the result in order, and no more than we asked for?
 	sub check_result
 	{
 		my ($self, $settings, $rows) = @_;
@@ -446,7 +445,7 @@ Q
 		$self->new_instance;
 		while ($self->connect && !$self->stopped)
 		{
-			# of what a call took that we do not know of, nobody else may know
+			# what a call took without a reply must not be known to others, either
 			$self->round or $self->new_instance;
 			$self->leave if rand() < 0.003 && $self->{dbh};
 		}
@@ -470,7 +469,7 @@ sub start_client
 	my $n = ++$nclients{$kind};
 	my $name = substr(lc $kind, 0, 1) . $n;
 	my $chance = int(rand(1_000_000));
-	# whoever takes another's place does as he did
+	# an instance that takes another's place continues its work
 	my $self = $number // $n;
 	my $pid = client(sub { srand($chance); $kind->new($name, $kind, $self)->run });
 
@@ -478,7 +477,7 @@ sub start_client
 	return;
 }
 
-# Clients that have ended have successors.
+# Clients that have ended are replaced.
 sub tend
 {
 	while ((my $pid = waitpid(-1, POSIX::WNOHANG())) > 0)
@@ -497,7 +496,7 @@ sub tend
 	return;
 }
 
-# How much the clients have noted.
+# How much the clients have written down.
 sub noted { return sum0(map { -s } glob "$notes/*.log") }
 
 sub random_client
@@ -569,7 +568,7 @@ ok(end_clients('Producer'), 'the producers have ended');
 stop('Dissent');
 $admin = connect_to($node) unless $admin && $admin->ping > 0;
 ok(poll(sub { tend(); count_of($admin, 'outbox.queue') + count_of($admin, 'outbox.inbox_queue') == 0 }, 90),
-	'everything was handled: no stream is nobody\'s')
+	'everything was handled: each stream has an instance')
   or diag(join "\n", map { join ' ', map { $_ // '-' } @$_ } $admin->selectall_array(<<'Q'));
 SELECT id, next_attempt_at, status, attempts, stream_id, stream_seq, locked_until
   FROM outbox.queue ORDER BY stream_id, stream_seq LIMIT 20
@@ -637,7 +636,7 @@ sub read_notes
 		elsif ($kind eq 'try')
 		{
 			my ($n, $owner, $lease, $stale, $flags, @deeds) = @w;
-			# until we know better, it was made at any time since the last one
+			# unless more is known, it was made at any time since the last one
 			$tries{$n} = {
 				owner => $owner, lease => $lease, stale => $stale, keep => $flags & 4, deeds => [ map { [split / /] } @deeds ],
 				start => $told // 0, end => 9e18
@@ -701,7 +700,7 @@ sub check_messages
 	}
 	for my $key (keys %there)
 	{
-		wrong('nobody has sent it', $key) unless $message{$key} || $delivered{$key};
+		wrong('it was not sent', $key) unless $message{$key} || $delivered{$key};
 		wrong('not done', $key) unless $there{$key}{status} == 2;
 	}
 	for my $key (keys %seen)
@@ -804,8 +803,8 @@ sub before
 	return @{ $streams{ $place->[0] } }[ 0 .. $place->[1] - 1 ];
 }
 
-# The lease may have been taken away, because something before it that the same
-# instance had went back.
+# The lease may have been revoked, because something before it that the same
+# instance had was returned.
 sub taken_away
 {
 	my ($key, $claim, $end) = @_;
@@ -827,14 +826,14 @@ sub check_end
 		# the row counts without the attempts that were given back
 		my $last = max(grep { $claims{$key}{$_}{completed} && $claims{$key}{$_}{owner} eq ($row->{processed_by} // '') } keys %{ $claims{$key} });
 
-		wrong('completed by nobody who had it', $key) if !defined $last || $row->{attempts} > $last;
+		wrong('completed by no instance that had it', $key) if !defined $last || $row->{attempts} > $last;
 		wrong('handed out after its end', $key) if defined $last && grep { $_ > $last } keys %{ $claims{$key} };
 		return;
 	}
 	return if $key =~ /^o/;
 	# it was not kept: one of these calls was the end of it
 	my $completions = $delivered{$key}{completions};
-	if (!$completions) { wrong('not kept, and completed by nobody', $key); return }
+	if (!$completions) { wrong('not kept, and not completed', $key); return }
 	my $last = max(keys %{ $claims{$key} });
 	wrong('handed out after its end', $key) unless grep { $_->[3] == $last } @$completions;
 	@{ $delivered{$key} }{qw(finished finished_max)} = @{ $completions->[0] } if @$completions == 1;

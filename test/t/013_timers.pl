@@ -1,6 +1,6 @@
-# Timers come when they are due, once, unless they are cancelled, whatever
-# happens to the worker; and pg_cron, the real one, triggers jobs, in its own
-# database and in others.
+# Timers are dispatched once, when they are due, unless they are cancelled, whatever
+# happens to the worker; and pg_cron itself triggers jobs, in its own database and in
+# others.
 
 use strict;
 use warnings;
@@ -35,7 +35,7 @@ sub complaint
 }
 
 # ---------------------------------------------------------------------------
-# Jobs: what is to fire is set up first, and looked at last
+# Jobs: what must fire is set up first, and checked last
 # ---------------------------------------------------------------------------
 
 my $elsewhere = "shop 'n' \"Co\" \\ \$1";
@@ -140,7 +140,7 @@ sub begin_to_fire
 		is(set_job($session, "$long$_", "long $_", '* * * * *', $payload), '', 'a job with the longest name') for 1, 2;
 		is(count_of($cron, q{cron.job WHERE command LIKE '%xxx%' AND database = } . $cron->quote($payload eq 'own' ? 'postgres' : $elsewhere)), 2, 'each has its schedule');
 	}
-	# names that run into each other
+	# names that collide
 	$own->do('CREATE DATABASE "postgres:a"');
 	my $colon = session('postgres:a');
 	$colon->do('CREATE EXTENSION outbox');
@@ -166,7 +166,7 @@ sub begin_to_fire
 	return;
 }
 
-# An admin that is no superuser.
+# An admin that is not a superuser.
 sub try_as_admin
 {
 	$_->do("SELECT outbox.grant_admin('app'), outbox.grant_admin('app2')") for $own, $shop;
@@ -216,7 +216,7 @@ sub try_changes
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	$session->do("SELECT outbox.create_or_update_job('$name', 'old', '$never', 'old')");
 	is(schedule_of($db, $name), "$never in $db", "$db: a job has its schedule");
-	# in one transaction, so that no worker takes the run meanwhile
+	# in one transaction, so that no worker takes the run in between
 	$session->do('BEGIN');
 	$session->do("SELECT outbox.trigger_job('$name')");
 	is($runs->(), 'old old', "$db: a run waits");
@@ -235,7 +235,7 @@ sub try_changes
 
 	$session->do("SELECT outbox.set_job_enabled('$name', false)");
 	is(schedule_of($db, $name), 0, "$db: switched off, a job has no schedule");
-	is(set_job($session, $name, 'newer', '6 0 1 1 *'), '', "$db: it is changed meanwhile");
+	is(set_job($session, $name, 'newer', '6 0 1 1 *'), '', "$db: it is changed in the meantime");
 	is(schedule_of($db, $name), 0, "$db: and stays off");
 	is(value($session, "SELECT outbox.trigger_job('$name', true)"), undef, "$db: pg_cron cannot trigger it");
 	isnt(value($session, "SELECT outbox.trigger_job('$name')"), undef, "$db: but a hand can");
@@ -252,7 +252,7 @@ sub try_changes
 	}
 	is(scalar(grep { defined } @ids), 1, "$db: triggered again within a minute, pg_cron's is one run");
 
-	# that pg_cron does not know a job any more is told
+	# status() says that pg_cron does not know a job any more
 	my $status = sub { join ' ', map { $_ // '-' } $session->selectrow_array("SELECT ok, status, detail FROM outbox.status() WHERE component = 'jobs'") };
 	my $known = count_of($session, 'outbox.jobs WHERE enabled');
 	is($status->(), "1 $known scheduled -", "$db: pg_cron knows all jobs");
@@ -282,7 +282,7 @@ sub try_transactions
 {
 	$own->do('BEGIN');
 	$own->do("SELECT outbox.create_or_update_job('undone', 't', '* * * * *')");
-	is(schedule_of('postgres', 'undone'), 0, 'before the commit nobody sees a schedule');
+	is(schedule_of('postgres', 'undone'), 0, 'before the commit no session sees a schedule');
 	$own->do('ROLLBACK');
 	is(job($own, 'undone') . schedule_of('postgres', 'undone'), '0', 'what is rolled back leaves none');
 
@@ -295,7 +295,7 @@ sub try_transactions
 	return;
 }
 
-# A hint tells how to end a schedule; it does.
+# A hint says how to end a schedule; that works.
 sub ends_by_hint
 {
 	my ($said, $job) = @_;
@@ -308,7 +308,7 @@ sub ends_by_hint
 	return is(schedule_of($elsewhere, $job), 0, "$job: nothing is left");
 }
 
-# What is left when the extension or its database goes, and comes back.
+# What is left when the extension or its database is dropped, and created again.
 sub try_drops
 {
 	$own->do("CREATE DATABASE dropped");
@@ -405,7 +405,7 @@ sub is_asleep
 	return value($dbh, "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = ?", $_[0]{backend});
 }
 
-# How long after it was due a timer is in somebody's hands, in milliseconds.
+# How long after its due time a timer is claimed, in milliseconds.
 sub lateness
 {
 	my ($claimer, $topic, $payload, $delay) = @_;
@@ -432,7 +432,7 @@ sub try_lateness
 	cmp_ok($late, '>=', 0, 'a timer due in a second does not come before');
 	cmp_ok($late, '<', 500, 'and within half a second then');
 	diag(sprintf('a timer due in a second: %.2f ms late', $late));
-	# what was in nobody's mind: the worker has left
+	# unexpected work: the worker has left
 	worker_is_gone();
 	$late = lateness($claimer, 'soon', 'alone', '0');
 	cmp_ok($late, '<', 1000, 'a timer calls a worker that has left');
@@ -451,7 +451,7 @@ sub try_lateness
 sub try_without_dispatch
 {
 	set('outbox.dispatch_timers', 'off');
-	# one that is there may not have heard of it yet
+	# a worker that is there may not know it yet
 	ok(worker_is_gone(), 'the worker leaves');
 	$dbh->do("SELECT outbox.schedule_timer('kept', i::text, now()) FROM generate_series(1, 3) i");
 	# the worker makes a round
@@ -498,7 +498,7 @@ sub canceller
 			if ($@)
 			{
 				my $state = $canceller->state // '';
-				# the server has gone away: who knows
+				# the server is gone: the outcome is unknown
 				print $notes "$timer ", $state =~ /^(57P0|08|$)/ ? 'unknown' : "error:$state", "\n";
 				undef $canceller;
 				next;
@@ -508,13 +508,13 @@ sub canceller
 	});
 }
 
-# What a canceller was told, by timer.
+# The replies that a canceller got, by timer.
 sub said
 {
 	return { map { split ' ' } split /\n/, slurp_file($_[0]) };
 }
 
-# What became of the timers of a topic; once none waits any more.
+# What happened to the timers of a topic, once none waits any more.
 sub check_load
 {
 	my ($name, $topic, $timers, @files) = @_;
@@ -549,13 +549,13 @@ sub try_cancels
 	my ($topic, @timers) = schedule_load(8000 * $scale, '700 ms');
 	my @order = shuffle(@timers);
 	my @files = map { $node->basedir . "/cancels.$_" } 1 .. 4;
-	# two of them for each timer: at most one is told that it was in time
+	# two of them for each timer: at most one gets the reply that it was in time
 	my @pids = map { canceller($files[$_], $_ < 2 ? @order[ $_ * 2000 * $scale .. ($_ + 1) * 2000 * $scale - 1 ] : @order[ 4000 * $scale .. 7000 * $scale - 1 ]) } 0 .. 3;
 
 	waitpid $_, 0 for @pids;
 	my @twice = map { said($_) } @files[ 2, 3 ];
-	is(scalar(grep { $twice[0]{$_} eq 'cancelled' && ($twice[1]{$_} // '') eq 'cancelled' } keys %{ $twice[0] }), 0, 'cancels: of two who cancel a timer, one is told so');
-	# the two as one: cancelled where either was told so
+	is(scalar(grep { $twice[0]{$_} eq 'cancelled' && ($twice[1]{$_} // '') eq 'cancelled' } keys %{ $twice[0] }), 0, 'cancels: of two that cancel a timer, one gets true');
+	# the two as one: cancelled if either reply says so
 	open my $merged, '>', "$files[2].both" or die $!;
 	print $merged "$_ ", $twice[0]{$_} eq 'cancelled' ? 'cancelled' : $twice[1]{$_} // 'missing', "\n" for keys %{ $twice[0] };
 	close $merged;
@@ -578,7 +578,7 @@ sub try_crashes
 		my $worker;
 		my $until = time + 10;
 
-		# while it dispatches, if it can be caught at that
+		# while it dispatches, if we are in time
 		until ($worker || time > $until)
 		{
 			$worker = eval { value($dbh, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'outbox worker' AND state = 'active' AND query LIKE '%dispatch_due%'") };

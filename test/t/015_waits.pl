@@ -1,5 +1,5 @@
-# A claim that waits is in nobody's way: it holds nothing, does nothing to what it
-# does not wait for, costs nothing, and is gone when its client is.
+# A waiting claim holds no locks that block others, does not affect what it does not
+# wait for, costs nothing, and ends when its client disconnects.
 
 use strict;
 use warnings;
@@ -68,7 +68,7 @@ sub log_end { return -s $node->logfile }
 	wait_in($waiting, $anna, 'none');
 	is(value($dbh, 'SELECT count(backend_xid) FROM pg_stat_activity WHERE pid = ?', $waiting->{pg_pid}), 0, 'a wait has no transaction id');
 	is(value($dbh, "SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.pid = ? AND c.relkind <> 'i'", $waiting->{pg_pid}), 0, 'a wait has no table locked');
-	is(sqlstate($dbh, "SET lock_timeout = '5s'; ALTER TABLE outbox.queue SET (fillfactor = 45); RESET lock_timeout"), '', 'a table can be altered meanwhile');
+	is(sqlstate($dbh, "SET lock_timeout = '5s'; ALTER TABLE outbox.queue SET (fillfactor = 45); RESET lock_timeout"), '', 'a table can be altered in the meantime');
 	$dbh->do("SELECT outbox.enqueue('none', 'p')");
 	gets($waiting, ['p'], 'and the claim waits on', 20);
 
@@ -133,14 +133,56 @@ sub log_end { return -s $node->logfile }
 	gets($waiting, ['m2'], 'also when that is tried again', 10);
 	$dbh->do("SELECT outbox.enqueue('t', 'm3', stream_id => ?)", undef, $stream);
 	wait_in($waiting, $berta, 't', 300);
-	gets($waiting, [], 'nobody else does', 10);
+	gets($waiting, [], 'no other claim does', 10);
 	wait_in($waiting, $berta, 't');
 	$dbh->do('SELECT outbox.ack(?, array_agg(id)) FROM outbox.leases', undef, $anna);
 	gets($waiting, ['m3'], 'until all that is held has ended', 10);
 	$waiting->disconnect;
 }
 
-# --- its client goes
+# --- what becomes claimable at once, of which it is not known how much it is
+{
+	my @waiting = map { connect_to($node) } 1 .. 3;
+	my $other = connect_to($node);
+	my $calls = 0;
+	# Three claims of one message each, and what is done when they sleep.
+	my $each_gets_one = sub {
+		my ($name, $topic, $act) = @_;
+
+		begin_call($_, 'SELECT payload FROM outbox.claim(?, 60, 1, topics => ?, wait_ms => 20000)', owner(200 + ++$calls), [$topic]) for @waiting;
+		for my $session (@waiting)
+		{
+			poll(sub { sleeps($dbh, $session) }) or diag("$name: does not sleep");
+		}
+		my $began = time;
+		$act->() if $act;
+		my @ends = map { end_call($_) } @waiting;
+		# one that sleeps looks by itself after five seconds
+		cmp_ok(time - $began, '<', 4.5, "$name: in time");
+		is_deeply([ sort map { map { $_->[0] } @{ $_->{rows} } } @ends ], [ 'x', 'y', 'z' ], "$name: each claim gets one");
+		return;
+	};
+	my $enqueue = sub { return $dbh->do("SELECT outbox.enqueue_many(?, '{x,y,z}')", undef, @_) };
+
+	empty();
+	$each_gets_one->('due at once', 'due', sub { $dbh->do("SELECT outbox.enqueue_many('due', '{x,y,z}', due_time => clock_timestamp() + interval '1 s')") });
+	$enqueue->('leases');
+	is(scalar(claim($dbh, $anna, lease_seconds => 2, topics => ['leases'])), 3, 'three leases that end at once');
+	$each_gets_one->('leases that end at once', 'leases');
+	$enqueue->('undone');
+	$other->do('BEGIN');
+	is(scalar(claim($other, $anna, topics => ['undone'])), 3, 'a claim of three');
+	$each_gets_one->('a claim that is rolled back', 'undone', sub { $other->do('ROLLBACK') });
+	# a claim that looks remembers whose they are, but not how many
+	$enqueue->('locked');
+	$other->do('BEGIN');
+	$other->do("SELECT outbox.enqueue('other', 'p')");
+	is(scalar($other->selectall_array("SELECT id FROM outbox.queue WHERE topic = 'locked' FOR UPDATE")), 3, 'three rows that are locked');
+	$each_gets_one->('rows that were locked', 'locked', sub { $other->do('ROLLBACK') });
+	$_->disconnect for @waiting, $other;
+}
+
+# --- its client disconnects
 SKIP:
 {
 	my $bouncer = pgbouncer($node);

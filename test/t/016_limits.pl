@@ -1,6 +1,6 @@
-# What a call costs depends on what it does, and not on what others have left: old
+# The cost of a call depends on what it does, and not on what else there is: old
 # snapshots, finished messages, backlogs of other tenants and instances, topics, old
-# partitions of the archive. Measured in pages and locks, which are the same on
+# partitions of the archive. It is measured in pages and locks, which are the same on
 # any machine.
 
 use strict;
@@ -31,7 +31,7 @@ sub pages
 	return $n;
 }
 
-# The same as it was before, but for a page that is new, or full.
+# The same as before, except for a page that is new, or full.
 sub as_before
 {
 	my ($now, $before, $name, $more) = @_;
@@ -185,7 +185,7 @@ for my $kind ('without a stream', 'of a stream', 'that can expire', 'of a tenant
 	$open->do('BEGIN');
 	$open->do($calls{'enqueue with an id'});
 	$dbh->do("SELECT outbox._make_partition(-2, now() - interval '10 days', '1 day')");
-	# those to come are made meanwhile
+	# future ones are created in the meantime
 	$dbh->do('SELECT outbox._make_partitions()');
 	my $kept = value($dbh, $npartitions);
 	$dbh->do('SELECT outbox.cleanup()');
@@ -228,7 +228,7 @@ $dbh = connect_to($node);
 	my ($got, $empty) = (0, 0);
 	for (1 .. 2000)
 	{
-		my $now = claim($dbh, $carl, batch_size => 500);
+		my $now = claim($dbh, $carl, batch_size => 500, lease_seconds => 3600);
 		$got += $now;
 		$empty = $now ? 0 : $empty + 1;
 		last if $empty == $n / 16;

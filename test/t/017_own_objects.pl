@@ -1,7 +1,7 @@
 # What users add to the tables of the extension - triggers, constraints, columns,
-# indexes, policies, rules - means the same to the functions as to plain SQL, on
-# every table that they write, whatever it is called; and what a call writes in
-# the owner's name does not depend on who calls, and with which settings.
+# indexes, policies, rules - has the same effect with the functions as with plain SQL,
+# on every table that they write, whatever its name; and what a call writes as the
+# owner does not depend on the calling role and its settings.
 
 use strict;
 use warnings;
@@ -55,12 +55,12 @@ is(tables(), 'written directly', 'all tables are written directly');
 claimed('first');
 $dbh->do("SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.leases");
 my @tables = map { $_->[0] } $dbh->selectall_array('SELECT table_name FROM outbox._written_tables()');
-my @partitions = grep { /^archive_/ } @tables;
-is_deeply([ sort grep { !/^archive_/ } @tables ],
+my @partitions = grep { /^(archive|publications)_/ } @tables;
+is_deeply([ sort grep { !/^(archive|publications)_/ } @tables ],
 	[ sort qw(queue archive dead inbox_queue inbox_done inbox_dead timer_queue timer_done timer_dead run_queue run_done run_dead
-		dedupe message_deduplication joins join_members join_doubts join_waits handlers instances) ],
+		dedupe message_deduplication joins join_members join_rechecks join_waits handlers instances publications expansions) ],
 	'these tables are written by C');
-is_deeply(\@partitions, ['archive_unsorted'], 'and the partitions of the archive');
+is_deeply([ sort @partitions ], [qw(archive_unsorted publications_unsorted)], 'and the partitions of the archive and of publications');
 is(tables(), 'written directly', 'partitions are, too');
 
 $dbh->do('CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$');
@@ -76,7 +76,7 @@ SELECT quote_ident(attname), format_type(atttypid, NULL) FROM pg_attribute
 Q
 	my $referred = { uuid => 'u', bigint => 'id' }->{$type};
 	my $nullable = value($dbh, "SELECT NOT attnotnull FROM pg_attribute WHERE attrelid = '$name'::regclass AND quote_ident(attname) = ?", $some);
-	my $is_partition = $table =~ /^archive_/;
+	my $is_partition = $table =~ /^(archive|publications)_/;
 	my %added = (
 		'check constraint outbox_queue_status' => [ "ADD CONSTRAINT outbox_queue_status CHECK ($some IS NOT NULL)", 'DROP CONSTRAINT outbox_queue_status' ],
 		'check constraint outbox_zz' => [ "ADD CONSTRAINT outbox_zz CHECK (true) NOT VALID", 'DROP CONSTRAINT outbox_zz' ],
@@ -87,7 +87,7 @@ Q
 	);
 	# of the same name as the one of the live tables
 	delete $added{'check constraint outbox_queue_status'} if $table =~ /queue$/;
-	delete $added{'check constraint outbox_zz'}, delete $added{'constraint outbox_fk'} if $table eq 'archive';
+	delete $added{'check constraint outbox_zz'}, delete $added{'constraint outbox_fk'} if $table =~ /^(archive|publications)$/;
 	my %done = (
 		'a rule' => [ "CREATE RULE outbox_rule AS ON DELETE TO $name DO ALSO SELECT 1", "DROP RULE outbox_rule ON $name" ],
 		'trigger outbox_trigger' => [ "CREATE TRIGGER outbox_trigger AFTER INSERT ON $name FOR EACH STATEMENT EXECUTE FUNCTION public.nothing()", "DROP TRIGGER outbox_trigger ON $name" ],
@@ -148,11 +148,11 @@ is_state($dbh, "SELECT outbox.enqueue('fk', 'x', stream_id => '$anna')", '23503'
 fresh();
 
 # A column of another type can hold no row of ours.
-$dbh->do('ALTER TABLE outbox.join_doubts ALTER status TYPE bigint');
-is(tables(), 'written by SQL: join_doubts: column status has type bigint instead of smallint', 'a changed type is reported');
+$dbh->do('ALTER TABLE outbox.join_rechecks ALTER status TYPE bigint');
+is(tables(), 'written by SQL: join_rechecks: column status has type bigint instead of smallint', 'a changed type is reported');
 $dbh->do('ALTER TABLE outbox.instances ALTER process_id TYPE bigint');
 is_state($dbh, "SELECT outbox.heartbeat('$anna', 's', 'h', 1)", '55000', 'and nothing is written');
-is(message_of($dbh, "SELECT outbox.heartbeat('$anna', 's', 'h', 1)"), 'table "instances" is not as the extension "outbox" made it', 'it says so');
+is(message_of($dbh, "SELECT outbox.heartbeat('$anna', 's', 'h', 1)"), 'table "instances" does not have the columns that extension "outbox" requires', 'it says so');
 $dbh->do('ALTER TABLE outbox.instances ALTER process_id TYPE int');
 is_state($dbh, "SELECT outbox.heartbeat('$anna', 's', 'h', 1)", '', 'until the type is back');
 fresh();
@@ -167,7 +167,7 @@ CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql SECURITY INVOKER A
 END $$
 Q
 my @others = qw(archive dead inbox_done inbox_dead timer_done timer_dead run_done run_dead
-  dedupe message_deduplication joins join_members join_doubts handlers instances);
+  dedupe message_deduplication joins join_members join_rechecks handlers instances);
 $dbh->do("CREATE TRIGGER see AFTER INSERT OR UPDATE OR DELETE ON outbox.$_ FOR EACH ROW EXECUTE FUNCTION public.see()") for @others;
 $dbh->do('CREATE INDEX ON outbox.archive USING gin (headers)');
 $dbh->do("INSERT INTO outbox.jobs (job_name, topic, cron_schedule) VALUES ('job', 'job.topic', '* * * * *')");
@@ -233,7 +233,7 @@ $attaching->do('BEGIN');
 $attaching->do("SELECT outbox.attach_message_to_join('$join', '$steps[1]')");
 is(value($worker, "SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.claim('$anna', topics => '{see.j}', batch_size => 1)"), 1, 'another, which is just becoming one');
 $attaching->do('COMMIT');
-like(seen(), qr/\bjoin_doubts INSERT\b/, 'a trigger of doubts fires');
+like(seen(), qr/\bjoin_rechecks INSERT\b/, 'a trigger of rechecks fires');
 
 # An error in such a trigger leaves the caller what it was.
 $dbh->do('CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION \'no\'; END $$');
@@ -277,12 +277,12 @@ ok(value($dbh, 'SELECT outbox._make_partitions()') > 0, 'partitions are made');
 my $today = value($dbh, "SELECT 'archive_default_' || to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')");
 $dbh->do("ALTER TABLE outbox.archive DETACH PARTITION outbox.$today");
 $id = claimed('detach');
-is_state($dbh, "SELECT outbox.ack('$anna', ARRAY[$id])", '', 'a detached partition is in nobody\'s way');
+is_state($dbh, "SELECT outbox.ack('$anna', ARRAY[$id])", '', 'a detached partition does not block it');
 is(value($dbh, "SELECT tableoid::regclass FROM outbox.archive WHERE id = $id"), 'outbox.archive_unsorted', 'the message goes elsewhere');
 $dbh->do("ALTER TABLE outbox.$today RENAME TO kept");
 is(value($dbh, 'SELECT outbox._make_partitions()'), 1, 'when it has made way, there is another one');
 
-# What a caller cannot see is an answer, and never tried for ever.
+# What a caller cannot see is an answer, and is not retried forever.
 fresh();
 my ($a, $b) = ('aaaaaaaa-0000-4000-8000-000000000001', 'bbbbbbbb-0000-4000-8000-000000000001');
 $dbh->do('GRANT SELECT, INSERT, UPDATE, DELETE ON outbox.queue TO worker');
@@ -371,7 +371,7 @@ $_->do('ROLLBACK') for @lockers;
 is(value($dbh, "SELECT (outbox.try_enqueue('key', 'p', dedupe_key => 'k')).enqueued"), 1, 'and has it then');
 $dbh->do('RESET outbox.use_direct');
 
-# Partitions are the owner's, whoever has them made.
+# Partitions belong to the owner, whichever role creates them.
 fresh();
 my $maker = connect_to($node);
 $dbh->do('SET allow_in_place_tablespaces = on');
@@ -425,7 +425,9 @@ for my $case (
 	[ '_queue_changed', 'AFTER UPDATE ON public.small FOR EACH ROW', 'UPDATE public.small SET a = 2', '42809' ],
 	[ '_queue_truncated', 'BEFORE TRUNCATE ON public.small FOR EACH STATEMENT', 'TRUNCATE public.small', '42809' ],
 	[ '_queue_ended', 'AFTER DELETE ON public.small FOR EACH STATEMENT', 'DELETE FROM public.small', '42809' ],
-	[ '_topics_changed', 'AFTER UPDATE ON public.small FOR EACH STATEMENT', 'UPDATE public.small SET a = 2', '42809' ],
+	[ '_topics_changed', 'AFTER UPDATE ON public.small FOR EACH ROW', 'UPDATE public.small SET a = 2', '42809' ],
+	[ '_topics_changed', 'AFTER TRUNCATE ON public.small FOR EACH STATEMENT', 'TRUNCATE public.small', '42809' ],
+	[ '_topics_changed', 'AFTER INSERT ON outbox.topics FOR EACH STATEMENT', "SELECT outbox.pause_topic('t')", '39P01' ],
 	[ '_join_goes', 'BEFORE DELETE ON public.small FOR EACH ROW', 'DELETE FROM public.small', '42809' ],
 	[ '_queue_changed', 'AFTER INSERT ON outbox.queue FOR EACH STATEMENT', "INSERT INTO outbox.queue (topic, payload) VALUES ('t', 'p')", '39P01' ],
 	[ '_queue_written', 'BEFORE DELETE ON outbox.queue FOR EACH ROW', 'DELETE FROM outbox.queue', '39P01' ],

@@ -1,12 +1,11 @@
-# First contact, and what an operator sees of other sessions: grants beside a
-# worker, who waits, what an enqueue waits for, a concurrent drop of the extension.
+# First use, and the visibility of other sessions to operators: grants while a worker
+# runs, waiting claims, what an enqueue waits for, a concurrent drop of the extension.
 
 use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::RealBin;
 use OutboxTest;
-use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_node('contact', bare => 1);
@@ -58,30 +57,6 @@ $root->do("SELECT outbox.grant_$_('gone')") for qw(producer worker monitor admin
 $root->do("SELECT outbox.revoke_admin('gone')");
 is_state($root, 'DROP ROLE gone', '', 'so can one that was everything');
 
-# --- what README shows can be pasted into psql
-SKIP:
-{
-	my $readme = "$FindBin::RealBin/../../README.md";
-
-	skip 'README is not beside the tests', 4 if !-f $readme;
-	my @blocks = slurp_file($readme) =~ /^```sql\n(.*?)^```/msg;
-	my %needs = (
-		'INSERT INTO orders' => 'CREATE TABLE orders (id integer, item text)',
-		'outbox.start_join' => 'SELECT 1',
-		'outbox.register_handler' => "CREATE ROLE app LOGIN; SELECT outbox.grant_worker('app'); CREATE SCHEMA app AUTHORIZATION app; SET ROLE app; CREATE TABLE app.bills (id text)",
-		'outbox.register_store' => 'SELECT 1');
-
-	$root->do('CREATE DATABASE readme');
-	$node->safe_psql('readme', 'CREATE EXTENSION outbox');
-	for my $what (sort keys %needs)
-	{
-		my ($block) = grep { /\Q$what/ } @blocks;
-		my ($status, $out, $err) = $node->psql('readme', "$needs{$what};\n" . $block =~ s/^CREATE EXTENSION outbox;\n//r, on_error_stop => 1);
-
-		is("$status $err", '0 ', "README: the example with $what");
-	}
-}
-
 # --- a worker that is no producer sends nothing in a round trip
 $root->do('CREATE ROLE plain LOGIN');
 $root->do("SELECT outbox.grant_worker('plain')");
@@ -110,6 +85,16 @@ waitpid($waiter, 0);
 is($?, 0, 'its owner can end it');
 is(value($root, "SELECT count(*) FROM outbox.claimers WHERE topic = 'wait.poll'"), 0, 'then it waits no more');
 
+# and one for a subscription, which is apart from the topic
+$root->do("SELECT outbox.subscribe('waited', '{wait.#}')");
+$waiter = client(sub { connect_to($node, settings => ["SET application_name = 'waiter'"])->do("SELECT * FROM outbox.claim('$berta', topics => '{wait.s}', namespace => 'default', wait_ms => 60000, subscription => 'waited')") });
+ok(poll(sub { value($root, "SELECT string_agg(concat_ws(' ', topic, subscription, waiting), ',') FROM outbox.claimers WHERE waiting > 0") eq 'wait.s waited 1' }), 'the subscription that a claim waits for is seen');
+$root->do("SELECT outbox.enqueue('wait.s', 'not for it'), outbox.publish('wait.s', 'p')");
+waitpid($waiter, 0);
+is(value($root, "SELECT string_agg(concat_ws(' ', topic, subscription, waiting, last_application), ',') FROM outbox.claimers WHERE subscription = 'waited'"), 'waited 0 waiter', 'then it has claimed for the subscription last');
+is(value($root, "SELECT string_agg(concat_ws(' ', topic, subscription, application), ',') FROM outbox.leases WHERE topic = 'wait.s'"), 'wait.s waited waiter', 'and has the delivery, not what was enqueued');
+$root->do("SELECT outbox.unsubscribe('waited', drop_messages => true)");
+
 # --- what an enqueue waits for
 my $first = connect_to($node);
 my $stream = '5ec5ec5e-0000-4000-8000-000000000001';
@@ -132,6 +117,27 @@ poll(sub { value($root, "SELECT wait_event_type FROM pg_stat_activity WHERE appl
 $first->do('DROP EXTENSION outbox CASCADE');
 $first->commit;
 eval { $second->pg_result };
-is($second->state, '42P01', 'the one that comes too late is told so');
+is($second->state, '42P01', 'the one that comes too late gets an error that says so');
+
+# --- over an encrypted connection
+SKIP:
+{
+	skip 'the server is built without SSL, or there is no openssl', 1
+	  if $node->safe_psql('postgres', 'SHOW ssl_library') ne 'OpenSSL' || system('openssl version >/dev/null 2>&1') != 0;
+	my $dir = $node->data_dir;
+
+	system(qq{openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 2 -keyout "$dir/server.key" -out "$dir/server.crt" 2>/dev/null}) == 0 or BAIL_OUT('no certificate');
+	chmod 0600, "$dir/server.key";
+	$node->append_conf('postgresql.conf', "listen_addresses = '127.0.0.1'\nssl = on");
+	$node->restart;
+	$node->safe_psql('postgres', 'CREATE EXTENSION outbox');
+	my ($status, $out, $err) = $node->psql('postgres', <<"Q", connstr => 'host=127.0.0.1 port=' . $node->port . ' dbname=postgres sslmode=require');
+SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid();
+SELECT outbox.enqueue('safe', 'p') IS NULL;
+SELECT payload FROM outbox.claim('$anna', topics => '{safe}');
+SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.leases;
+Q
+	is("$status $out", "0 t\nf\np\n1", 'OBX-126: all is done over an encrypted connection as well') or diag($err);
+}
 
 done_testing();

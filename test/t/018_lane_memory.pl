@@ -1,4 +1,4 @@
-# Claims find what there is when shared memory has no room for all topics.
+# Claims find all messages even if shared memory has no room for all topics.
 
 use strict;
 use warnings;
@@ -22,11 +22,16 @@ sub claim_ids
 $dbh->do(q(SELECT count(outbox.enqueue('t' || i, 'p')) FROM generate_series(1, 10000) i));
 $dbh->do(q(SELECT outbox.enqueue_many('late', array_fill('p'::text, ARRAY[250]))));
 $dbh->do(q(SELECT outbox.enqueue_many('later', array_fill('p'::text, ARRAY[50]))));
+$dbh->do(q(SELECT count(outbox.enqueue('classes', 'p', priority => i % 5 - 2)) FROM generate_series(1, 50) i));
+$dbh->do(q(SELECT count(outbox.enqueue('urgent', 'p', priority => 2)) FROM generate_series(1, 3) i));
 is(value($dbh, 'SELECT lanes_in_use = lanes FROM outbox._library()'), 1, 'the memory is full');
 
 is_deeply([ map { claim_ids(['late']) } 1 .. 4 ], [ 100, 100, 50, 0 ],
 	'claims that name a topic without a place in memory find all it has');
 is(claim_ids([ 'none', 'later', 't9999' ]), 51, 'and so if they name more topics');
+
+is(claim_ids(['classes']), 50, 'a claim finds messages of all priorities');
+is_deeply([ map { claim_ids([ 'urgent', 'late' ]) } 1 .. 2 ], [ 3, 0 ], 'and where there is nothing of priority 0');
 
 # claims over all topics get there in time
 my $got = 0;

@@ -1,6 +1,6 @@
 # A dump is restored, in every form, into a server whose workers serve the new
-# database at once: without an error, and nothing is lost. Then joins go on where
-# they stood, what was due is sent once, and a copy that must be quiet is.
+# database at once: without an error, and nothing is lost. Then joins continue, what
+# was due is sent once, and a copy that must be inactive is inactive.
 
 use strict;
 use warnings;
@@ -57,33 +57,64 @@ SELECT sum(outbox.process_join_waits()) FROM generate_series(1, 8);
 SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.claim('$anna', topics => '{step}', batch_size => 300) WHERE payload LIKE '%.1';
 SELECT outbox.release('$anna', array_agg(id)) FROM outbox.leases WHERE topic = 'step';
 UPDATE outbox.joins SET created_at = created_at - interval '60 days', last_updated_at = last_updated_at - interval '60 days';
+SET outbox.publish_retention = '300d';
+SELECT outbox.subscribe('quiet', '{pub.*}'), outbox.subscribe('eu', '{pub.a}', filter => '{"eu": true}'), outbox.subscribe('gone', '{pub.a}'), outbox.subscribe('hs', '{hp.*}');
+SELECT outbox.configure_subscription('quiet', max_attempts => 4), outbox.pause_subscription('eu');
+SELECT outbox._make_publication_partition((now() - d * interval '1 day')::date) FROM generate_series(0, 3) d;
+SELECT outbox.publish('pub.a', 'a' || i, headers => '{"eu": true}') FROM generate_series(1, 10) i;
+SELECT outbox.publish('pub.big', repeat('b', 5000), dedupe_key => 'pk'), outbox.publish('pub.id', 'x', message_id => '$anna');
+SELECT outbox.publish('pub.s', 's' || i, stream_id => '$berta') FROM generate_series(1, 5) i;
+SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.claim('$anna', topics => '{pub.a}', batch_size => 3, subscription => 'quiet');
+SELECT outbox.fail('$anna', array_agg(id)) FROM outbox.claim('$anna', topics => '{pub.a}', batch_size => 2, subscription => 'quiet');
+SELECT outbox.nack('$anna', array_agg(id), 'later', delay => '1 day') FROM outbox.claim('$anna', topics => '{pub.a}', batch_size => 2, subscription => 'quiet');
+SELECT count(*) FROM outbox.claim('$anna', topics => '{pub.a,pub.s}', batch_size => 2, lease_seconds => 80000, subscription => 'quiet');
+SELECT count(*) FROM outbox.claim('$anna', batch_size => 1, lease_seconds => 80000, subscription => 'gone');
+SELECT outbox.unsubscribe('gone');
+SET ROLE app;
+SELECT outbox.register_handler('hp.*', 'app.handle(outbox.message)', subscription => 'hs');
+RESET ROLE;
+SELECT outbox.subscribe('m' || i, '{x}', namespace => 'many') FROM generate_series(1, 12) i;
+SELECT outbox.publish('x', 'x' || i, namespace => 'many', stream_id => CASE WHEN i > 1 THEN '$anna'::uuid END) FROM generate_series(1, 3) i;
+UPDATE outbox.publications SET published_at = published_at - interval '2 days', day = day - 2 WHERE day > '-infinity';
+UPDATE outbox.queue SET published_at = published_at - interval '2 days' WHERE published_at IS NOT NULL;
+UPDATE outbox.dead SET published_at = published_at - interval '2 days' WHERE published_at IS NOT NULL;
+UPDATE outbox.archive SET published_at = published_at - interval '2 days' WHERE published_at IS NOT NULL;
+UPDATE outbox.expansions SET published_at = published_at - interval '2 days';
+SELECT outbox.subscribe('late', '{x}', namespace => 'many', start_at => '-infinity');
+SELECT outbox.replay('m1', now() - interval '10 days', namespace => 'many');
 Q
 # what is due at once, and would be sent in the source if it had a worker
 $dbh->do("SELECT outbox.schedule_timer('overdue', 't' || i, now()) FROM generate_series(1, 5) i");
 $dbh->do("SELECT outbox.enqueue('handled.here', 'h' || i) FROM generate_series(1, 5) i");
+$dbh->do("SELECT outbox.publish('hp.a', 'p' || i) FROM generate_series(1, 5) i");
 $dbh->do("SELECT outbox.start_join('over', 1)");
 $dbh->do("SELECT outbox.cancel_join(join_id) FROM outbox.joins WHERE grouping_key = 'over'");
 $dbh->do("SELECT outbox.enqueue_join_wait(join_id, false, 'x', 'x', 'cancelled', 'c') FROM outbox.joins WHERE grouping_key = 'over'");
 
 # all rows of a table, but of what is due
 my %content = (
-	queue => "topic NOT IN ('overdue', 'handled', 'handled.here', 'cancelled') AND NOT (topic = 'join.wait' AND next_attempt_at <> 'infinity')",
-	archive => "topic NOT IN ('join.wait', 'handled.here')",
+	queue => "topic NOT IN ('overdue', 'handled', 'handled.here', 'hp.a', 'cancelled') AND namespace <> 'many' AND NOT (topic = 'join.wait' AND next_attempt_at <> 'infinity')",
+	archive => "topic NOT IN ('join.wait', 'handled.here', 'hp.a')",
 	dead => 'true', dedupe => 'true', topics => 'true', handlers => 'true',
 	inbox_queue => 'true', inbox_dead => 'true', message_deduplication => 'true',
 	timer_queue => "topic <> 'overdue'", timer_dead => 'true',
 	run_queue => 'true', run_dead => 'true', jobs => 'true', instances => 'true',
 	receptor_processing => 'true', perspective_checkpoints => 'true',
-	joins => 'true', join_members => 'true',
+	joins => 'true', join_members => 'true', subscribers => 'true', publications => 'true',
 	join_waits => "join_id NOT IN (SELECT join_id FROM outbox.joins WHERE grouping_key = 'over')");
 
 sub content_of
 {
 	my $dbh = shift;
 
-	# a handler is bound to the role and function of its new home
+	# a handler is bound to the role and function of its new home, and a publication is
+	# a transaction's that is in progress; a subscription ends its start
+	my %columns = (
+		handlers => 'namespace, topic, subscription, handler, role, batch_size, lease_seconds, timeout_ms, owner',
+		publications => 'day, seq, published_at, published_id, kept, given, namespace, topic, dedupe_key, subscribers, headers, payload',
+		subscribers => "id, namespace, subscription, topics, filter, created_at, state = 2 AS gone, drops");
 	return { map { $_ => value($dbh, "SELECT count(*) || ' ' || coalesce(md5(string_agg(r::text, '|' ORDER BY r::text)), '') FROM "
-			. ($_ eq 'handlers' ? '(SELECT namespace, topic, handler, role, batch_size, lease_seconds, timeout_ms, owner FROM outbox.handlers)' : "outbox.$_") . " r WHERE $content{$_}") } keys %content };
+			. "(SELECT " . ($columns{$_} // '*') . " FROM outbox.$_) r WHERE $content{$_}") } keys %content };
 }
 
 my $before = content_of($dbh);
@@ -109,6 +140,33 @@ run_ok("pg_dump -F$_", 'pg_dump', @server, "-F$_", '-f', $dump{$_}, 'source') fo
 run_ok('pg_dump of two schemas', 'pg_dump', @server, '-n', 'outbox', '-n', 'app', '-e', 'outbox', '-f', "$dir/schemas", 'source');
 run_ok('pg_dump --data-only', 'pg_dump', @server, '-a', '-f', "$dir/data", 'source');
 
+# What was published: each subscription goes on where it stood, what was to come has
+# come, once, and so have a start and a replay.
+sub published
+{
+	my ($name, $new) = @_;
+
+	ok(poll(sub { count_of($new, 'outbox.expansions') + count_of($new, 'outbox.replays') == 0 }), "$name: publications are delivered, replays done")
+	  or diag(join "\n", map { join ' | ', map { $_ // '-' } @$_ } $new->selectall_array('SELECT component, status, detail FROM outbox.status() WHERE component ~ \'start|replay|publ\''));
+	is(value($new, "SELECT string_agg(n || ' x ' || subscriptions, ', ' ORDER BY n) FROM (SELECT n, count(*) AS subscriptions FROM (SELECT subscription, count(*) AS n FROM outbox.messages WHERE namespace = 'many' GROUP BY 1) s GROUP BY n) g"),
+		'3 x 12, 6 x 1', "$name: each of them has got each, one of them twice");
+	is(count_of($new, "(SELECT FROM outbox.messages WHERE namespace = 'many' AND subscription <> 'm1' GROUP BY subscription, published_id HAVING count(*) > 1) twice"), 0, "$name: and none twice");
+	is(value($new, "SELECT string_agg(payload, ',') FROM outbox.claim('$berta', namespace => 'many', subscription => 'm7') WHERE stream_id IS NOT NULL"), 'x2,x3', "$name: a stream is in order");
+	is(value($new, "SELECT string_agg(payload, ',' ORDER BY id) FROM outbox.claim('$berta', topics => '{pub.a}', subscription => 'quiet')"), 'a10', "$name: what was not claimed");
+	is(value($new, "SELECT string_agg(length(payload)::text, ',') FROM outbox.claim('$berta', topics => '{pub.big}', subscription => 'quiet')"), '5000', "$name: a payload that is shared");
+	is(count_of($new, "outbox.claim('$berta', topics => '{pub.s}', subscription => 'quiet')"), 5, "$name: a stream");
+	is(value($new, "SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.leases WHERE owner_token = '$anna' AND topic = 'pub.a' AND subscription = 'quiet'"), 2, "$name: its leases stand");
+	is(count_of($new, "outbox.claim('$berta', subscription => 'eu')"), 0, "$name: a subscription is paused");
+	is(value($new, "SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.leases WHERE owner_token = '$anna' AND subscription = 'gone'"), 1, "$name: one that is gone settles its lease");
+	is(value($new, "SELECT outbox.redrive(subscription => 'quiet')"), 2, "$name: its dead come back");
+	is(value($new, "SELECT outbox.publish('pub.big', 'y', dedupe_key => 'pk') = (SELECT published_id FROM outbox.publications WHERE dedupe_key = 'pk')"), 1, "$name: keys of publications are known");
+	is_state($new, "SELECT outbox.publish('pub.id', 'x', message_id => '$anna')", '23505', "$name: and ids");
+	$new->do("SELECT outbox.subscribe('new', '{pub.new}')");
+	$new->do("SELECT outbox.publish('pub.new', 'n')");
+	is(value($new, "SELECT string_agg(subscription, ',' ORDER BY subscription) FROM outbox.messages WHERE topic = 'pub.new'"), 'new,quiet', "$name: what is published now");
+	return;
+}
+
 # Has all arrived, and does life go on?
 sub check
 {
@@ -120,7 +178,7 @@ sub check
 
 	# what was due, once; the worker does it, now that the dump is there
 	ok(poll(sub { count_of($new, "outbox.messages WHERE topic = 'overdue'") == 5
-				&& count_of($new, "outbox.messages WHERE topic = 'handled'") == 5
+				&& count_of($new, "outbox.messages WHERE topic = 'handled'") == 10
 				&& count_of($new, "outbox.messages WHERE topic = 'cancelled'") == 1 }),
 		"$name: timers, handlers and waits")
 	  or diag(join ' ', map { @$_ } $new->selectall_array('SELECT topic, count(*) FROM outbox.messages GROUP BY 1'));
@@ -139,6 +197,7 @@ sub check
 	is(count_of($new, '(SELECT payload FROM outbox.messages WHERE topic IN (\'next\', \'overdue\', \'handled\') GROUP BY topic, payload HAVING count(*) > 1) twice'), 0,
 		"$name: nothing twice");
 	is(value($new, "SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.leases WHERE owner_token = '$anna' AND topic = 'open'"), 5, "$name: leases stand");
+	published($name, $new);
 	is(value($new, "SELECT string_agg(DISTINCT detail, '') FROM outbox.status() WHERE component = 'jobs'"), 'pg_cron does not know: daily', "$name: status() names jobs without a schedule");
 	is(value($new, "SELECT ok FROM outbox.status() WHERE component = 'restore'"), 1, "$name: the restore is over");
 	$new->disconnect;
@@ -162,15 +221,21 @@ check('-Fd -j4', 'folder');
 run_ok('-1', 'pg_restore', @server, '-1', '-d', 'single', $dump{c});
 check('-1', 'single');
 
-make_database($_) for qw(data quick data_plain);
-for my $db (qw(data quick data_plain))
+make_database('sections');
+run_ok("section $_", 'pg_restore', @server, "--section=$_", '-d', 'sections', $dump{c}) for qw(pre-data data post-data);
+check('by section', 'sections');
+
+make_database($_) for qw(data quick data_plain data_folder);
+for my $db (qw(data quick data_plain data_folder))
 {
 	run_ok("$db: schema only", 'pg_restore', @server, '-s', '-d', $db, $dump{c});
 }
 run_ok('--data-only', 'pg_restore', @server, '-a', '-d', 'data', $dump{c});
 check('--data-only', 'data');
+run_ok('--data-only -j4', 'pg_restore', @server, '-a', '-j4', '-d', 'data_folder', $dump{d});
+check('--data-only -j4', 'data_folder');
 run_ok('--data-only --disable-triggers', 'pg_restore', @server, '-a', '--disable-triggers', '-d', 'quick', $dump{c});
-# nobody was told of these rows
+# these rows were not reported
 $node->safe_psql('quick', 'SELECT outbox.reconcile_joins()');
 check('--data-only --disable-triggers', 'quick');
 run_ok('--data-only by psql', psql_file('-d', 'data_plain', '-f', "$dir/data"));
@@ -207,16 +272,20 @@ check('by schema', 'schemas');
 			# a retention that drops nothing of the archive
 			$node->safe_psql($db, "SELECT outbox.cleanup(retention => '60 days')");
 			$node->safe_psql($db, 'SELECT outbox._purge_joins(interval \'0\', 10000, false), outbox.reconcile_joins()');
+			$node->safe_psql($db, "SELECT outbox._expand(0), outbox._forget_subscribers(100)");
 		}
 		$node->safe_psql('postgres', "ALTER DATABASE $db RESET outbox.workers");
 		my $new = connect_to($node, db => $db);
 		is_deeply([ map { (split / /, content_of($new)->{$_})[0] } qw(joins join_members join_waits) ],
 			[ map { (split / /, $before->{$_})[0] } qw(joins join_members join_waits) ], "$order: nothing of joins is lost");
+		ok(poll(sub { count_of($new, 'outbox.expansions') == 0 }), "$order: what was published is delivered");
+		is(count_of($new, "outbox.messages WHERE namespace = 'many' AND subscription BETWEEN 'm2' AND 'm9'"), 24, "$order: to each of them");
+		is(count_of($new, "outbox.messages WHERE topic = 'pub.big' AND length(payload) = 5000"), 1, "$order: payloads are there");
 		$new->disconnect;
 	}
 }
 
-# --- while a session loads, nobody works; when it has ended, somebody does
+# --- while a session loads a dump, workers do nothing; when it has ended, they work
 
 {
 	make_database('loading');
@@ -255,6 +324,7 @@ run_ok('staging', 'pg_restore', @server, '-d', 'staging', $dump{c});
 	ok(poll(sub { count_of($served, "outbox.messages WHERE topic = 'marker'") == 1 }), 'another database is served');
 	is_deeply(content_of($staging), $before, 'staging: all is there');
 	is(count_of($staging, "outbox.messages WHERE topic IN ('overdue', 'handled', 'cancelled')"), 0, 'staging: nothing was sent');
+	is(count_of($staging, 'outbox.expansions') . ' ' . count_of($staging, 'outbox.replays') . ' ' . count_of($staging, "outbox.messages WHERE namespace = 'many'"), '3 2 0', 'staging: nothing was delivered');
 	is(count_of($staging, "outbox.timer_queue WHERE topic = 'overdue'"), 5, 'staging: the timers wait');
 	$node->safe_psql('postgres', 'ALTER DATABASE staging RESET outbox.workers');
 	ok(poll(sub { count_of($staging, "outbox.messages WHERE topic = 'overdue'") == 5 }), 'staging: until workers are let in');

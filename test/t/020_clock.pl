@@ -1,7 +1,7 @@
-# The server's clock is set back by a day, and forward by two hours, while workers
-# and clients are at work: nothing is lost, nothing comes before its time by the
-# new clock, what is due by it comes at once, and when there is nothing to do,
-# nothing is done. The clock is moved by clock.c, for the server only.
+# The server's clock is set back by a day, and forward by two hours, while workers and
+# clients are at work: nothing is lost, nothing is delivered before its time by the
+# new clock, what is due by it is delivered at once, and without work there is no
+# activity. The clock is moved by clock.c, for the server only.
 
 use strict;
 use warnings;
@@ -47,7 +47,7 @@ sub ahead { return value($dbh, 'SELECT extract(epoch FROM clock_timestamp())') -
 
 sub status_of { return value($dbh, 'SELECT outbox.status_name(status) FROM outbox.messages WHERE payload = ?', shift) }
 
-# Whatever status() complains of, but for what this test leaves unclaimed.
+# What status() complains about, except for what this test leaves unclaimed.
 sub complaints
 {
 	$dbh->do("SELECT outbox.purge_topic(t, what => 'all') FROM unnest('{tick,tock,timer,continued,dying}'::text[]) t");
@@ -94,7 +94,7 @@ Q
 	return;
 }
 
-# Clients that enqueue, and that claim and acknowledge, until they are told to stop, those that enqueue
+# Clients that enqueue, and that claim and acknowledge, until they must stop, those that enqueue
 # first.
 my $stop = "$clock.stop";
 my @load;
@@ -129,14 +129,14 @@ sub end_load
 	return;
 }
 
-# When nobody does anything, nothing is done.
+# Without activity, nothing is done.
 sub rests
 {
 	my $when = shift;
 	my $transactions = sub { value($dbh, 'SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()') };
 	my ($starts, $commits);
 
-	# what is not known is looked for with growing delays
+	# what is not known is searched for with growing delays
 	ok(poll(sub {
 			return 0 if count_of($dbh, "pg_stat_activity WHERE backend_type = 'outbox worker'");
 			($starts, $commits) = (starts(), $transactions->());

@@ -1,11 +1,11 @@
 # Every prefix of the WAL is a valid queue. A mixed load runs on a server; then the
 # server is recovered to the end of one commit after the other, as if it had crashed
-# there, and each time all that was promised until then must hold, and all that is
-# left must come to its end.
+# there, and each time all guarantees must hold for what was committed, and all
+# remaining messages must be processed.
 #
-# Whatever the load does, it notes in tables of its own in the same transaction, so
-# at each prefix these notes and the queue say the same, whoever died before telling
-# anybody. OUTBOX_PREFIXES says how many prefixes there are, chosen by the seed.
+# The load records its actions in tables of its own in the same transactions, so at
+# each prefix these records and the queue must agree. OUTBOX_PREFIXES is the number of
+# prefixes, which the seed selects.
 
 use strict;
 use warnings;
@@ -284,7 +284,7 @@ my @invariants = (
 	'no message of a stream has ended before an earlier one' => "SELECT a.payload FROM sent a JOIN sent b ON b.stream = a.stream AND b.n > a.n WHERE a.kind = 'stream' AND a.payload NOT IN (SELECT payload FROM ended) AND b.payload IN (SELECT payload FROM ended)",
 	'joins count their members' => 'SELECT join_id FROM outbox.joins j WHERE (completed_steps, failed_steps) <> (SELECT count(*) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2) FROM outbox.join_members m WHERE m.join_id = j.join_id)',
 	'members are those that were given' => 'SELECT join_id, message FROM members EXCEPT SELECT join_id, message_id FROM outbox.join_members',
-	'a step is counted only if it has ended' => "SELECT m.payload FROM members m JOIN outbox.join_members o ON o.join_id = m.join_id AND o.message_id = m.message WHERE o.status <> (CASE (SELECT how FROM ended e WHERE e.payload = m.payload) WHEN 'done' THEN 1 WHEN 'failed' THEN 2 ELSE 0 END) AND (o.status <> 0 OR NOT EXISTS (SELECT FROM outbox.join_doubts d WHERE d.join_id IS NULL OR d.join_id = m.join_id))",
+	'a step is counted only if it has ended' => "SELECT m.payload FROM members m JOIN outbox.join_members o ON o.join_id = m.join_id AND o.message_id = m.message WHERE o.status <> (CASE (SELECT how FROM ended e WHERE e.payload = m.payload) WHEN 'done' THEN 1 WHEN 'failed' THEN 2 ELSE 0 END) AND (o.status <> 0 OR NOT EXISTS (SELECT FROM outbox.join_rechecks d WHERE d.join_id IS NULL OR d.join_id = m.join_id))",
 	'a wait is open, or has one continuation' => "SELECT w.payload FROM waits w WHERE 1 <> (SELECT count(*) FROM outbox.queue q WHERE q.message_id = w.wait) + (SELECT count(*) FROM outbox.queue q WHERE q.topic = 'cont' AND q.payload = w.payload) + (SELECT count(*) FROM ended e WHERE e.payload = w.payload)",
 	'a timer waits, is a message, or has ended' => "SELECT s.payload FROM sent s WHERE s.kind = 'timer' AND 1 <> (SELECT count(*) FROM outbox.timer_queue t WHERE t.payload = s.payload) + (SELECT count(*) FROM outbox.queue q WHERE q.topic = 'tick' AND q.payload = s.payload) + (SELECT count(*) FROM ended e WHERE e.payload = s.payload)",
 	'what was received waits, or has ended' => "SELECT s.payload FROM sent s WHERE s.kind = 'inbox' AND 1 <> (SELECT count(*) FROM outbox.inbox_queue i WHERE i.payload = s.payload) + (SELECT count(*) FROM ended e WHERE e.payload = s.payload)",

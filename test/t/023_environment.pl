@@ -1,7 +1,7 @@
-# A hostile environment: objects of others that are called as ours are, or as what
-# the server has; settings of the database and of roles; triggers and event triggers
-# that raise. All that there is to do is done as ever, or fails with an error that
-# leaves nothing half done; and nothing of an attacker runs with the rights of others.
+# A hostile environment: objects of other users that have the names of ours, or of the
+# server's; settings of the database and of roles; triggers and event triggers that
+# raise errors. All work is done as usual, or fails with an error that leaves nothing
+# half done; and no code of an attacker runs with the privileges of others.
 
 use strict;
 use warnings;
@@ -202,7 +202,7 @@ Q
 	  for 'CALL outbox.maintain()', "SELECT outbox.grant_worker('mallory')", "SELECT outbox.revoke_worker('mallory')", 'SELECT outbox.run_maintenance()', 'SELECT outbox.reconcile_joins()', 'SELECT * FROM outbox.status()',
 	  (map { "SELECT * FROM outbox.$_" } grep { $_ !~ /^cleanup_progress$/ } @relations);
 	$administered->disconnect;
-	is(join(', ', map { "@$_" } $root->selectall_array('SELECT DISTINCT what, who, session FROM evil.caught')), '', 'nothing of theirs was called, by anybody');
+	is(join(', ', map { "@$_" } $root->selectall_array('SELECT DISTINCT what, who, session FROM evil.caught')), '', 'nothing of theirs was called, by any session');
 	$root->do('ALTER DATABASE postgres RESET search_path');
 	$root->do("ALTER ROLE $_ RESET search_path") for 'worker', "\"$super\"";
 
@@ -248,7 +248,7 @@ for my $name (sort keys %settings)
 	}
 }
 
-# --- a replica's role: no trigger fires, which is for whoever sets it to know; nothing is lost
+# --- session_replication_role = replica: no trigger fires, as requested; nothing is lost
 {
 	$root->do('ALTER ROLE producer SET session_replication_role = replica');
 	my $producer = connect_to($node, user => 'producer');
@@ -261,7 +261,7 @@ for my $name (sort keys %settings)
 	$_->disconnect for $producer, $worker;
 }
 
-# --- a database where nothing may be written, or where everybody is somebody else
+# --- a database that is read-only, or where every session has another role
 {
 	$root->do('ALTER DATABASE postgres SET default_transaction_read_only = on');
 	my $producer = connect_to($node, user => 'producer');

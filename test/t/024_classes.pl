@@ -1,7 +1,8 @@
 # One test for each class of vulnerabilities that extensions of PostgreSQL have had
-# of late: sizes that overflow, arguments of other types, characters cut in two, SQL
-# built from names, search_path, internal functions, plans that outlive a role, and
-# the rights of workers. What other tests have of a class is named there.
+# recently: sizes that overflow, arguments of other types, truncated multibyte
+# characters, SQL built from names, search_path, internal functions, plans that
+# outlive a role, and the privileges of workers. Tests of a class in other files are
+# named there.
 
 use strict;
 use warnings;
@@ -138,7 +139,7 @@ SELECT string_agg(oid::regprocedure::text, ' ') FROM pg_proc
 Q
 	# but the one procedure, which commits: planted objects are in its way in 023_environment.pl
 	is(value($dbh, "SELECT string_agg(c.oid::regclass::text, ' ') FROM pg_class c WHERE relnamespace = 'outbox'::regnamespace AND (relhasrules AND relkind <> 'v' OR relkind IN ('f', 'm'))") // '', '', 'no relation has rules');
-	is(value($dbh, "SELECT count(*) FROM pg_namespace WHERE nspname = 'outbox' AND has_schema_privilege('public', oid, 'CREATE')"), 0, 'and nobody puts anything into the schema');
+	is(value($dbh, "SELECT count(*) FROM pg_namespace WHERE nspname = 'outbox' AND has_schema_privilege('public', oid, 'CREATE')"), 0, 'and no role can create objects in the schema');
 };
 
 subtest 'internal functions' => sub {

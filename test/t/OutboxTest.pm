@@ -15,12 +15,12 @@ use Time::HiRes qw(sleep time);
 our @EXPORT = qw(new_node connect_to poll owner kill_backend kill_server wait_for_recovery count_of value
   scale seed client sqlstate is_state check_indexes stranded nothing_stranded begin_call end_call
   is_done sleeps without_memory pgbouncer);
-our @EXPORT_OK = qw(claim);
+our @EXPORT_OK = qw(claim own_installation);
 
 # How much more than in the short form: OUTBOX_SCALE.
 sub scale { return $ENV{OUTBOX_SCALE} // 1 }
 
-# Where chance begins: OUTBOX_SEED, or anywhere. It is told, to be repeated.
+# The seed: OUTBOX_SEED, or a random one. It is printed, so that a run can be repeated.
 sub seed
 {
 	my $seed = $ENV{OUTBOX_SEED} // int(rand(1_000_000));
@@ -51,6 +51,35 @@ C
 	$node->safe_psql('postgres', 'CREATE EXTENSION outbox')
 	  unless $options{bare};
 	return $node;
+}
+
+# A copy of the server's installation in which the library can be replaced: where it
+# is, for new_node, and how to install the library as that of another version, as a
+# package manager does.
+sub own_installation
+{
+	my ($bindir, $sharedir, $pkglibdir) = map { (run_command([ 'pg_config', "--$_" ]))[0] } qw(bindir sharedir pkglibdir);
+	my $prefix = $bindir =~ s{/bin$}{}r;
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+
+	for my $folder ($prefix, index($sharedir, "$prefix/") == 0 ? () : $sharedir)
+	{
+		system('mkdir', '-p', "$dir$folder") == 0 && system('cp', '-a', "$folder/.", "$dir$folder") == 0 or die "could not copy $folder";
+	}
+	my $library = slurp_file("$pkglibdir/outbox.so");
+	my ($own) = slurp_file("$sharedir/extension/outbox.control") =~ /^default_version\s*=\s*'([^']+)'/m;
+	my $install = sub {
+		my $as = shift;
+		my $padded = $as . "\0" x (length($own) - length($as));
+
+		(my $changed = $library) =~ s/(?<![0-9.])\Q$own\E\x{0}/$padded\x{0}/g or die "no version $own in the library";
+		open my $file, '>:raw', "$dir/new.so" or die $!;
+		print $file $changed;
+		close $file or die $!;
+		chmod 0755, "$dir/new.so";
+		rename "$dir/new.so", "$dir$pkglibdir/outbox.so" or die $!;
+	};
+	return { path => "$dir$prefix", version => $own, install => $install };
 }
 
 # A DBI handle; errors die.
@@ -90,7 +119,7 @@ sub poll
 }
 
 # Run something in a process of its own; its process id. The process ends with
-# it, without cleaning up what is the parent's; and at the latest with the test.
+# it, without cleaning up what belongs to the parent; and at the latest with the test.
 my ($tester, @clients) = ($$);
 
 sub client
@@ -110,7 +139,7 @@ sub client
 END
 {
 	local $?;
-	# those that have ended are waited for, so their numbers are not others'
+	# processes that have ended are reaped, so their ids can be reused
 	kill 'KILL', grep { waitpid($_, POSIX::WNOHANG()) == 0 } @clients if $$ == $tester;
 }
 
@@ -138,7 +167,7 @@ sub kill_backend
 	return;
 }
 
-# A process has crashed. The server notices, and starts anew.
+# A process has crashed. The server detects it, and restarts.
 sub wait_for_recovery
 {
 	my ($node, $pid) = @_;
@@ -315,7 +344,7 @@ sub stranded
 	{
 		$dbh->do('BEGIN');
 		$dbh->do("SET LOCAL outbox.use_cursor = $how");
-		# what was not due yet when the first one looked is no matter
+		# what was not due yet when the first one looked does not count
 		my %early = map { $_->[0] => 1 } $dbh->selectall_array(<<'Q', undef, $before);
 SELECT q.id FROM outbox.queue q WHERE EXISTS (
     SELECT FROM outbox.queue p
@@ -339,7 +368,7 @@ sub nothing_stranded
 	return Test::More::is_deeply([ stranded($dbh) ], [], "$name: claims see all that there is");
 }
 
-# Do the indexes hold what the tables hold?
+# Do the indexes agree with the tables?
 sub check_indexes
 {
 	my ($node, $name, $db) = @_;
