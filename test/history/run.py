@@ -94,7 +94,13 @@ FINAL = {
         SELECT 'inbox_queue', count(*) FROM outbox.inbox_queue UNION ALL
         SELECT 'timer_queue', count(*) FROM outbox.timer_queue UNION ALL
         SELECT 'run_queue', count(*) FROM outbox.run_queue UNION ALL
-        SELECT 'join_rechecks', count(*) FROM outbox.join_rechecks UNION ALL
+        -- of a member whose transaction was rolled back one stays for a day, in case a dump brings it back
+        SELECT 'join_rechecks', count(*) FROM outbox.join_rechecks r
+         WHERE r.missed_at IS NULL
+            OR EXISTS (SELECT FROM outbox.join_members m JOIN outbox.joins j USING (join_id)
+                        WHERE m.message_id = r.message_id AND (r.join_id IS NULL OR m.join_id = r.join_id))
+            OR r.message_id IS NULL AND EXISTS (SELECT FROM outbox.joins j WHERE j.join_id = r.join_id)
+            OR EXISTS (SELECT FROM outbox.join_waits w WHERE w.message_id = r.message_id) UNION ALL
         SELECT 'join_waits', count(*) FROM outbox.join_waits UNION ALL
         SELECT 'expansions', count(*) FROM outbox.expansions UNION ALL
         SELECT 'replays', count(*) FROM outbox.replays UNION ALL
