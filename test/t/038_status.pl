@@ -390,6 +390,8 @@ says('restore', 'under way sessions', $other);
 $second->rollback;
 $second->disconnect;
 is_over('restore', $other);
+# the timer becomes a message, for which an id is taken
+ok(poll(sub { !value($other, 'SELECT count(*) FROM outbox.timer_queue') }), 'the timer is dispatched when the dump is loaded');
 # as after a restore on top of data
 $other->do("SELECT outbox.enqueue('t', 'x'), outbox.enqueue('t', 'y')");
 $other->do("SELECT setval('outbox.message_id_seq', 1)");
