@@ -188,6 +188,17 @@ CALL outbox.maintain();
 SELECT bool_and(day = '-infinity' OR day = (published_at AT TIME ZONE 'UTC')::date) AS sorted FROM outbox.publications;
 SELECT component, ok, status, detail FROM outbox.status() WHERE component = 'tables' AND NOT ok;
 
+-- deliveries refer to the row of their publication only if they need it
+SELECT outbox.subscribe('r' || i, CASE i WHEN 1 THEN '{few,many}' ELSE '{many}' END::text[], namespace => 'rows') FROM generate_series(1, 9) i;
+SELECT outbox.publish(topic, 'copied ' || topic, namespace => 'rows') IS NOT NULL AS published,
+       outbox.publish(topic, 'key ' || topic, namespace => 'rows', dedupe_key => topic) IS NOT NULL AS published,
+       outbox.publish(topic, 'id ' || topic, namespace => 'rows', message_id => gen_random_uuid()) IS NOT NULL AS published,
+       outbox.publish(topic, rpad('large ' || topic, 3000), namespace => 'rows') IS NOT NULL AS published
+  FROM unnest('{few,many}'::text[]) topic;
+CALL outbox.maintain();
+SELECT trim(m.payload) AS payload, count(*) AS deliveries, count(q.published_at) AS refer
+  FROM outbox.queue q JOIN outbox.messages m USING (id) WHERE q.namespace = 'rows' GROUP BY 1 ORDER BY 1;
+
 -- rolled back
 BEGIN;
 SELECT outbox.subscribe('gone', '{gone}', namespace => 'gone');

@@ -46,8 +46,8 @@ typedef struct OutboxMessage
 	const int32 *priority;		/* NULL: as the topic's policy says */
 	int32		subscriber;		/* 0: not a delivery; else message_id is set */
 	const pg_uuid_t *published_id;	/* of a delivery */
-	const TimestampTz *published_at;	/* of a delivery whose publication is
-										 * kept */
+	const TimestampTz *published_at;	/* of a delivery that refers to its
+										 * publication's row */
 	int64		replayed_id;	/* if not 0, its id when it was in the queue
 								 * before */
 	TimestampTz replayed_created_at;

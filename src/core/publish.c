@@ -119,17 +119,20 @@ shares_payload(const OutboxPublication *publication, int nsubscribers)
 }
 
 /*
- * Add the delivery of a publication to one subscriber.  "recorded": the
- * publication has a row; "shares": its payload is only there.
+ * Add the delivery of a publication to one subscriber.  "shares": its payload is only
+ * in the publication's row.
+ *
+ * That row is kept as long as a delivery refers to it, which costs an index entry in
+ * the queue and one in history.  So only deliveries refer to it that need it for their
+ * payload, or so that its id or dedupe key stays taken.
  */
 static void
 add_delivery(Deliveries *deliveries, const OutboxPublication *publication,
-			 int32 subscriber, uint64 nonce, bool recorded, bool shares)
+			 int32 subscriber, uint64 nonce, bool shares)
 {
 	OutboxMessage *added;
 
 	Assert(subscriber > 0);
-	Assert(recorded || !shares);
 	if (deliveries->n == deliveries->max)
 	{
 		deliveries->max = Max(deliveries->max * 2, 16);
@@ -152,7 +155,7 @@ add_delivery(Deliveries *deliveries, const OutboxPublication *publication,
 	added->priority = &publication->priority;
 	added->subscriber = subscriber;
 	added->published_id = &publication->published_id;
-	if (recorded)
+	if (shares || publication->given || publication->dedupe_key != NULL)
 		added->published_at = &publication->published_at;
 	if (publication->stream_id != NULL)
 	{
@@ -184,11 +187,15 @@ outbox_deliver(OutboxPublication *publications, int npublications,
 {
 	Deliveries	deliveries = {NULL};
 
-	for (int i = 0; i < npublications; i++)
+	/*
+	 * what goes into one lane together, so that rows are inserted in large
+	 * batches
+	 */
+	for (int k = 0; k < nsubscribers; k++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		for (int k = 0; k < nsubscribers; k++)
-			add_delivery(&deliveries, &publications[i], subscribers[k], nonce, true,
+		for (int i = 0; i < npublications; i++)
+			add_delivery(&deliveries, &publications[i], subscribers[k], nonce,
 						 is_large(&publications[i]));
 	}
 	enqueue_deliveries(&deliveries);
@@ -337,6 +344,7 @@ write_publications(Publisher *publishers, int n)
 		OutboxPublication *publication = &publisher->publication;
 		bool		shares = shares_payload(publication, publication->nsubscribers);
 
+		Assert(publisher->recorded || !shares);
 		Assert(publisher->ndirect + publisher->nlater + publisher->napart ==
 			   publication->nsubscribers);
 		Assert(publisher->recorded || publisher->ndirect == publication->nsubscribers);
@@ -346,8 +354,7 @@ write_publications(Publisher *publishers, int n)
 			recorded[nrecorded++] = publication;
 		}
 		for (int k = 0; k < publisher->ndirect; k++)
-			add_delivery(&deliveries, publication, publication->subscribers[k], 0,
-						 publisher->recorded, shares);
+			add_delivery(&deliveries, publication, publication->subscribers[k], 0, shares);
 	}
 	outbox_publication_add(recorded, nrecorded);
 	enqueue_deliveries(&deliveries);

@@ -6,11 +6,12 @@
  * unless it must be found again: for future subscriptions, because its
  * deliveries share its payload, because it has a dedupe key or a given id, or
  * because deliveries are pending.  Then it also has a row in
- * outbox.publications, which is partitioned by day: deliveries contain the
- * time when it was published, which determines the partition, unless it is in
- * the one for unsorted publications.  Maintenance creates the partitions, as
- * it does for the archive (archive.c), and drops one when no delivery needs it
- * any more.
+ * outbox.publications, which is partitioned by day.  Deliveries that share its
+ * payload, or whose publication has a key or a given id, contain the time when
+ * it was published, which determines the partition, unless it is in the one
+ * for unsorted publications.  Maintenance creates the partitions, as it does
+ * for the archive (archive.c), and drops one when no pending delivery and no
+ * such time refers to it any more.
  */
 #include "postgres.h"
 
@@ -339,6 +340,7 @@ read_publication(TupleTableSlot *slot, void *arg)
 	publication->published_at =
 		DatumGetTimestampTz(outbox_row_get(slot, P_PUBLISHED_AT));
 	publication->published_id = *DatumGetUUIDP(outbox_row_get(slot, P_PUBLISHED_ID));
+	publication->given = DatumGetBool(outbox_row_get(slot, P_GIVEN));
 	publication->kept = DatumGetBool(outbox_row_get(slot, P_KEPT));
 	publication->due_time = copy_of_time(slot, P_DUE_TIME);
 	publication->expires_at = copy_of_time(slot, P_EXPIRES_AT);
@@ -347,6 +349,7 @@ read_publication(TupleTableSlot *slot, void *arg)
 	publication->namespace = copy_of(slot, P_NAMESPACE);
 	publication->topic = copy_of(slot, P_TOPIC);
 	publication->correlation_id = copy_of(slot, P_CORRELATION_ID);
+	publication->dedupe_key = copy_of(slot, P_DEDUPE_KEY);
 	publication->headers = copy_of(slot, P_HEADERS);
 	publication->payload = copy_of(slot, P_PAYLOAD);
 }

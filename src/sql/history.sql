@@ -76,7 +76,7 @@ COMMENT ON COLUMN outbox.archive.tenant_id IS 'The tenant that the message belon
 COMMENT ON COLUMN outbox.archive.stream_id IS 'The stream it was in.';
 COMMENT ON COLUMN outbox.archive.published_id IS 'The publication, if it was a delivery.';
 COMMENT ON COLUMN outbox.archive.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.archive.priority IS 'From -2 to 2; null is 0.';
 COMMENT ON COLUMN outbox.archive.caused_by IS
     'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
@@ -113,7 +113,7 @@ COMMENT ON COLUMN outbox.archive_unsorted.tenant_id IS 'The tenant that the mess
 COMMENT ON COLUMN outbox.archive_unsorted.stream_id IS 'The stream it was in.';
 COMMENT ON COLUMN outbox.archive_unsorted.published_id IS 'The publication, if it was a delivery.';
 COMMENT ON COLUMN outbox.archive_unsorted.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.archive_unsorted.priority IS 'From -2 to 2; null is 0.';
 COMMENT ON COLUMN outbox.archive_unsorted.caused_by IS
     'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
@@ -193,7 +193,7 @@ COMMENT ON COLUMN outbox.dead.tenant_id IS 'The tenant that the message belongs 
 COMMENT ON COLUMN outbox.dead.stream_id IS 'The stream it was in.';
 COMMENT ON COLUMN outbox.dead.published_id IS 'The publication, if it was a delivery.';
 COMMENT ON COLUMN outbox.dead.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.dead.priority IS 'From -2 to 2; null is 0.';
 COMMENT ON COLUMN outbox.dead.caused_by IS
     'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';

@@ -105,7 +105,7 @@ COMMENT ON COLUMN outbox.inbox_queue.stream_id IS
     'The stream; its messages are delivered in order.';
 COMMENT ON COLUMN outbox.inbox_queue.published_id IS 'The publication, if it is a delivery.';
 COMMENT ON COLUMN outbox.inbox_queue.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.inbox_queue.subscriber IS
     'The subscriber, if it is a delivery; see outbox.subscribers.';
 COMMENT ON COLUMN outbox.inbox_queue.priority IS 'From -2 to 2; null is 0.';
@@ -203,7 +203,7 @@ COMMENT ON COLUMN outbox.inbox_done.tenant_id IS 'The tenant that the message be
 COMMENT ON COLUMN outbox.inbox_done.stream_id IS 'The stream it was in.';
 COMMENT ON COLUMN outbox.inbox_done.published_id IS 'The publication, if it was a delivery.';
 COMMENT ON COLUMN outbox.inbox_done.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.inbox_done.priority IS 'From -2 to 2; null is 0.';
 COMMENT ON COLUMN outbox.inbox_done.caused_by IS
     'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
@@ -276,7 +276,7 @@ COMMENT ON COLUMN outbox.inbox_dead.tenant_id IS 'The tenant that the message be
 COMMENT ON COLUMN outbox.inbox_dead.stream_id IS 'The stream it was in.';
 COMMENT ON COLUMN outbox.inbox_dead.published_id IS 'The publication, if it was a delivery.';
 COMMENT ON COLUMN outbox.inbox_dead.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.inbox_dead.priority IS 'From -2 to 2; null is 0.';
 COMMENT ON COLUMN outbox.inbox_dead.caused_by IS
     'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';

@@ -130,7 +130,7 @@ COMMENT ON COLUMN outbox.run_queue.tenant_id IS 'The tenant that the message bel
 COMMENT ON COLUMN outbox.run_queue.stream_id IS 'The stream; its messages are delivered in order.';
 COMMENT ON COLUMN outbox.run_queue.published_id IS 'The publication, if it is a delivery.';
 COMMENT ON COLUMN outbox.run_queue.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.run_queue.subscriber IS
     'The subscriber, if it is a delivery; see outbox.subscribers.';
 COMMENT ON COLUMN outbox.run_queue.priority IS 'From -2 to 2; null is 0.';
@@ -227,7 +227,7 @@ COMMENT ON COLUMN outbox.run_done.tenant_id IS 'The tenant that the message belo
 COMMENT ON COLUMN outbox.run_done.stream_id IS 'The stream it was in.';
 COMMENT ON COLUMN outbox.run_done.published_id IS 'The publication, if it was a delivery.';
 COMMENT ON COLUMN outbox.run_done.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.run_done.priority IS 'From -2 to 2; null is 0.';
 COMMENT ON COLUMN outbox.run_done.caused_by IS
     'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
@@ -300,7 +300,7 @@ COMMENT ON COLUMN outbox.run_dead.tenant_id IS 'The tenant that the message belo
 COMMENT ON COLUMN outbox.run_dead.stream_id IS 'The stream it was in.';
 COMMENT ON COLUMN outbox.run_dead.published_id IS 'The publication, if it was a delivery.';
 COMMENT ON COLUMN outbox.run_dead.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.run_dead.priority IS 'From -2 to 2; null is 0.';
 COMMENT ON COLUMN outbox.run_dead.caused_by IS
     'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';

@@ -103,7 +103,7 @@ COMMENT ON COLUMN outbox.queue.tenant_id IS 'The tenant that the message belongs
 COMMENT ON COLUMN outbox.queue.stream_id IS 'The stream; its messages are delivered in order.';
 COMMENT ON COLUMN outbox.queue.published_id IS 'The publication, if it is a delivery.';
 COMMENT ON COLUMN outbox.queue.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.queue.subscriber IS
     'The subscriber, if it is a delivery; see outbox.subscribers.';
 COMMENT ON COLUMN outbox.queue.priority IS 'From -2 to 2; null is 0.';

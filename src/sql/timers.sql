@@ -104,7 +104,7 @@ COMMENT ON COLUMN outbox.timer_queue.stream_id IS
     'The stream; its messages are delivered in order.';
 COMMENT ON COLUMN outbox.timer_queue.published_id IS 'The publication, if it is a delivery.';
 COMMENT ON COLUMN outbox.timer_queue.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.timer_queue.subscriber IS
     'The subscriber, if it is a delivery; see outbox.subscribers.';
 COMMENT ON COLUMN outbox.timer_queue.priority IS 'From -2 to 2; null is 0.';
@@ -201,7 +201,7 @@ COMMENT ON COLUMN outbox.timer_done.tenant_id IS 'The tenant that the message be
 COMMENT ON COLUMN outbox.timer_done.stream_id IS 'The stream it was in.';
 COMMENT ON COLUMN outbox.timer_done.published_id IS 'The publication, if it was a delivery.';
 COMMENT ON COLUMN outbox.timer_done.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.timer_done.priority IS 'From -2 to 2; null is 0.';
 COMMENT ON COLUMN outbox.timer_done.caused_by IS
     'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
@@ -275,7 +275,7 @@ COMMENT ON COLUMN outbox.timer_dead.tenant_id IS 'The tenant that the message be
 COMMENT ON COLUMN outbox.timer_dead.stream_id IS 'The stream it was in.';
 COMMENT ON COLUMN outbox.timer_dead.published_id IS 'The publication, if it was a delivery.';
 COMMENT ON COLUMN outbox.timer_dead.published_at IS
-    'When that was published, if it is in outbox.publications.';
+    'When that was published, if the row in outbox.publications is needed.';
 COMMENT ON COLUMN outbox.timer_dead.priority IS 'From -2 to 2; null is 0.';
 COMMENT ON COLUMN outbox.timer_dead.caused_by IS
     'What has caused it: a message, a timer, a run, a join, or a trace; see outbox.trace.';
