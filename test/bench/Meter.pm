@@ -17,7 +17,7 @@ use Time::HiRes;
 
 our @EXPORT = qw(connect_to create_template fresh_database drop_databases
   checkpoint start_client go result finish run_client metered server_cpu
-  on_server once);
+  wal_position on_server once);
 
 # What is remembered of each server, by its port:
 #	admin		a connection for all that needs no database of its own

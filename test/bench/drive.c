@@ -13,9 +13,14 @@
  *												that wait
  *	drive call CONNS COUNT PER_XACT STATEMENT	repeat a statement
  *
- * SYSTEM is one of systems[] below; $1 in STATEMENT stands for a payload. With
- * DRIVE_SECONDS in the environment, drain and call end after that time, done or
- * not.
+ * SYSTEM is one of systems[] below; $1 in STATEMENT stands for a payload. In the
+ * environment,
+ *
+ *	DRIVE_SECONDS	ends drain and call after that time, done or not
+ *	DRIVE_PAYLOAD	is the length of payloads: random text instead of 200 bytes of
+ *					JSON that say nothing
+ *	DRIVE_PRODUCE, DRIVE_CLAIM, DRIVE_SETTLE
+ *					are statements in place of the system's own
  *
  * When the connections are there it says "ready", and waits for a line; then
  * it does its work, and prints the results, as name=value on one line; then
@@ -44,7 +49,9 @@
 #define WAIT_MS "60000"			/* of a claim that waits */
 #define WARMUP_WAITS 8			/* then plans are generic ones */
 #define GRACE_SECONDS 10		/* for what is on its way at the end */
-#define PAYLOAD_LENGTH 200
+#define PAYLOAD_LENGTH 200		/* without DRIVE_PAYLOAD */
+#define MIN_PAYLOAD 50
+#define MAX_PAYLOAD 1000000
 
 typedef struct System
 {
@@ -184,6 +191,8 @@ static double window_seconds;	/* how long the pump's percentiles span */
 static double limit_seconds;	/* 0: none */
 static int	ntopics;
 static bool call_has_payload;
+static int	payload_length = PAYLOAD_LENGTH;
+static bool random_payload;
 static volatile bool stop;
 static volatile long delivered; /* to claims that wait */
 static double started;
@@ -336,23 +345,44 @@ connect_worker(Worker *worker, int number)
 /* Producing                                                              */
 /* ---------------------------------------------------------------------- */
 
-/* A payload: JSON, all of them of one length, no two alike. */
+/* The next of a series of random numbers, xorshift64. */
+static uint64_t
+next_random(uint64_t *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return *state;
+}
+
+/*
+ * A payload: JSON, all of them of one length, no two alike. Random text is as good
+ * as incompressible for the server.
+ */
 static void
 write_payload(char *to, long number)
 {
 	int			n = sprintf(to, "{\"order\": %ld, \"note\": \"",
 							1000000000 + number);
 
-	memset(to + n, 'x', PAYLOAD_LENGTH - n - 2);
-	strcpy(to + PAYLOAD_LENGTH - 2, "\"}");
+	memset(to + n, 'x', payload_length - n - 2);
+	if (random_payload)
+	{
+		uint64_t	state = 0x9E3779B97F4A7C15 ^ (uint64_t) (number + 1) << 20;
+
+		for (char *c = to + n; c < to + payload_length - 2; c++)
+			*c = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+				[next_random(&state) >> 58];
+	}
+	strcpy(to + payload_length - 2, "\"}");
 }
 
 /* Payloads as an array literal; the caller frees it. */
 static char *
 payload_array(long first, int n)
 {
-	char		payload[PAYLOAD_LENGTH + 1];
-	char	   *array = allocate(NULL, (size_t) n * (2 * PAYLOAD_LENGTH + 3) + 3);
+	char	   *payload = allocate(NULL, payload_length + 1);
+	char	   *array = allocate(NULL, (size_t) n * (2 * payload_length + 3) + 3);
 	char	   *to = array;
 
 	*to++ = '{';
@@ -371,6 +401,7 @@ payload_array(long first, int n)
 		*to++ = '"';
 	}
 	strcpy(to, "}");
+	free(payload);
 	return array;
 }
 
@@ -624,7 +655,7 @@ static void *
 call(void *arg)
 {
 	Worker	   *worker = arg;
-	char		payload[PAYLOAD_LENGTH + 1];
+	char	   *payload = allocate(NULL, payload_length + 1);
 	const char *params[1] = {payload};
 
 	write_payload(payload, 0);
@@ -640,6 +671,7 @@ call(void *arg)
 			run_command(worker->conn, "COMMIT");
 		add_sample(&worker->window[0], (now() - from) * 1000);
 	}
+	free(payload);
 	return NULL;
 }
 
@@ -806,8 +838,19 @@ run_waiters(void)
 }
 
 static void
+replace(const char **statement, const char *variable)
+{
+	const char *value = getenv(variable);
+
+	if (value != NULL)
+		*statement = value;
+}
+
+static void
 find_system(const char *name)
 {
+	static System own;
+
 	for (size_t i = 0; i < sizeof(systems) / sizeof(systems[0]); i++)
 	{
 		if (strcmp(systems[i].name, name) == 0)
@@ -815,6 +858,24 @@ find_system(const char *name)
 	}
 	if (sys == NULL)
 		die("unknown system \"%s\"", name);
+	own = *sys;
+	replace(&own.produce, "DRIVE_PRODUCE");
+	replace(&own.claim, "DRIVE_CLAIM");
+	replace(&own.settle, "DRIVE_SETTLE");
+	sys = &own;
+}
+
+static void
+set_payload(void)
+{
+	const char *length = getenv("DRIVE_PAYLOAD");
+
+	if (length == NULL)
+		return;
+	payload_length = atoi(length);
+	if (payload_length < MIN_PAYLOAD || payload_length > MAX_PAYLOAD)
+		die("DRIVE_PAYLOAD must be %d to %d", MIN_PAYLOAD, MAX_PAYLOAD);
+	random_payload = true;
 }
 
 static void
@@ -830,6 +891,7 @@ main(int argc, char **argv)
 {
 	const char *command = argc > 1 ? argv[1] : "";
 
+	set_payload();
 	if (argc == 5 && strcmp(command, "fill") == 0)
 	{
 		find_system(argv[2]);

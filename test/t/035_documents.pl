@@ -15,6 +15,9 @@
 #	needs: EXTENSION    the block is left out where this is not installed
 #	not run: REASON     the block is not run; never one of SQL
 #
+# Blocks are run in a folder in which "outbox" is this repository. A block in a language
+# that is not run here is one of a tutorial, where make clients runs it.
+#
 # With OUTBOX_DOCUMENTS the pages are written to that folder as they should be: with what
 # came out. It is to be read before it is taken over.
 
@@ -101,13 +104,14 @@ sub essence
 # A session of psql that goes on from block to block.
 sub session
 {
-	my ($node, $database) = @_;
+	my ($node, $database, $folder) = @_;
 	my ($in, $out) = ('', '');
 	my $timer = timeout(300);
 	my $psql = start(
 		[
 			'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=0', '-v', 'SHOW_CONTEXT=never', '-P', 'pager=off', '-d', $node->connstr($database)
 		],
+		init => sub { chdir $folder or die "$folder: $!" },
 		'<', \$in, '>&', \$out, $timer);
 	my $marks = 0;
 
@@ -172,14 +176,19 @@ sub try_page
 	my ($section, @parts) = ('', parts_of($page));
 
 	$node->safe_psql('postgres', "CREATE DATABASE $database");
-	my $session = session($node, $database);
+	symlink $top, "$folder/outbox" or die "$folder/outbox: $!";
+	my $session = session($node, $database, $folder);
 	for my $part (@parts)
 	{
 		$section = $1 if !defined $part->{language} && $part->{text} =~ /.*^## ([^\n]*)$/ms;
-		next if !defined $part->{language} || !grep { $part->{language} eq $_ } @languages;
-		next if $sections && $section !~ $sections;
+		next if !defined $part->{language} || $sections && $section !~ $sections;
 
 		my $name = "$page, line $part->{line}: $part->{language}";
+		if (!grep { $part->{language} eq $_ } @languages)
+		{
+			ok(in_a_tutorial($part), "$name is in a tutorial") if $part->{language} !~ /^(?:text)?$/;
+			next;
+		}
 		my $out;
 
 		my %before = %{ $part->{before} };
@@ -204,7 +213,7 @@ sub try_page
 		elsif ($part->{language} eq 'bash') { $out = run_commands($node, $database, $folder, $part->{code}, $before{until}) }
 		elsif ($before{in})
 		{
-			my $elsewhere = session($node, $before{in});
+			my $elsewhere = session($node, $before{in}, $folder);
 
 			$out = $elsewhere->{run}->($part->{code});
 			$elsewhere->{end}->();
@@ -223,6 +232,14 @@ sub try_page
 	}
 	$session->{end}->();
 	return @parts;
+}
+
+# Is the block in one of the tutorials?
+sub in_a_tutorial
+{
+	my ($part) = @_;
+
+	return grep { index(slurp_file($_), "```$part->{language}\n$part->{code}```\n") >= 0 } glob "$top/docs/tutorials/*.md";
 }
 
 # pg_cron, where it is installed
