@@ -10,7 +10,7 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.contr
 # in a temporary directory, and leave nothing else behind. (But cassert keeps
 # what it has built in a cache folder.)
 PRIVATE_TARGETS = demo check nightly bench soak history sqlsmith versions cassert memory coverage \
-	model trace mutants monitoring screens clients
+	model trace mutants monitoring screens clients migrate
 # These need no server at all.
 PLAIN_TARGETS = help dist
 
@@ -41,6 +41,7 @@ else
 ## make cassert        all tests on servers with assertions and sanitizers
 ## make memory         the regression tests under valgrind
 ## make clients        the clients of all languages; ARGS="python go"
+## make migrate        moving messages from other queues, with these from npm
 ## make history        load, crashes, and a check of what clients were told
 ## make mutants        is a broken engine noticed by that? ARGS=cursor_goes_too_far
 ## make sqlsmith       random queries over all functions, views and tables
