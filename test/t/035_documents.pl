@@ -15,8 +15,9 @@
 #	needs: EXTENSION    the block is left out where this is not installed
 #	not run: REASON     the block is not run; never one of SQL
 #
-# Blocks are run in a folder in which "outbox" is this repository. A block in a language
-# that is not run here is one of a tutorial, where make clients runs it.
+# Blocks are run in a folder in which "outbox" is this repository. A program in a language
+# that is not among these is in a tutorial: make clients runs those, and this test those of
+# Python and Perl.
 #
 # With OUTBOX_DOCUMENTS the pages are written to that folder as they should be: with what
 # came out. It is to be read before it is taken over.
@@ -31,7 +32,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $top = "$FindBin::RealBin/../..";
-my @pages = grep { -f "$top/$_" } 'README.md', map { s{^\Q$top\E/}{}r } sort glob "$top/docs/*.md";
+my @pages = grep { -f "$top/$_" } 'README.md', (map { s{^\Q$top\E/}{}r } sort glob "$top/docs/*.md"),
+  'docs/tutorials/perl.md', 'docs/tutorials/python.md';
 my @languages = qw(sql bash python);
 # what may not be run, and how often; a page must not hide its blocks from this test
 my %not_run;
@@ -138,7 +140,8 @@ sub run_commands
 	my $out = '';
 
 	# a command that will be ended is the process itself
-	write_file("$folder/commands", "cd $folder\n" . (defined $until ? 'exec ' : '') . $code);
+	$code = "exec $code" if defined $until && $code !~ /^exec /;
+	write_file("$folder/commands", "cd $folder\n$code");
 	# the command line is where the server's programs are, unless it was not installed
 	local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port, PGDATABASE => $database,
 		LC_ALL => 'C.UTF-8', PATH => "$ENV{PATH}:$top/cli");
@@ -186,7 +189,9 @@ sub try_page
 		my $name = "$page, line $part->{line}: $part->{language}";
 		if (!grep { $part->{language} eq $_ } @languages)
 		{
-			ok(in_a_tutorial($part), "$name is in a tutorial") if $part->{language} !~ /^(?:text)?$/;
+			next if $part->{language} =~ /^(?:text)?$/;
+			ok(in_a_tutorial($part), "$name is in a tutorial");
+			write_file("$folder/$part->{before}{program}", $part->{code}) if $part->{before}{program};
 			next;
 		}
 		my $out;
@@ -234,12 +239,14 @@ sub try_page
 	return @parts;
 }
 
-# Is the block in one of the tutorials?
+# Is the block in one of the tutorials, up to empty lines?
 sub in_a_tutorial
 {
 	my ($part) = @_;
 
-	return grep { index(slurp_file($_), "```$part->{language}\n$part->{code}```\n") >= 0 } glob "$top/docs/tutorials/*.md";
+	my $code = $part->{code} =~ s/^\n//mgr;
+
+	return grep { index(slurp_file($_) =~ s/^\n//mgr, "```$part->{language}\n$code```\n") >= 0 } glob "$top/docs/tutorials/*.md";
 }
 
 # pg_cron, where it is installed
