@@ -183,11 +183,12 @@ leave_sandbox() {
     SANDBOX=
 }
 
-# start_server NAME PORT [SETTING...]; it listens on a socket in the sandbox.
+# start_server NAME PORT [SETTING...]; it listens on a socket in the sandbox. Its encoding
+# is SERVER_ENCODING, or UTF8.
 start_server() {
     local name=$1 port=$2 data=$SANDBOX/run/$1 setting
     shift 2
-    as_user "$BINDIR/initdb" -D "$data" -U postgres -A trust -E UTF8 --locale=C \
+    as_user "$BINDIR/initdb" -D "$data" -U postgres -A trust -E "${SERVER_ENCODING:-UTF8}" --locale=C \
         --no-sync >/dev/null
     {
         echo "port = $port"
