@@ -137,7 +137,7 @@ SHOW outbox.dead_retention;
 SHOW outbox.backoff_base;
 SHOW outbox.backoff_max;
 SHOW outbox.poll_interval;
-SELECT name, setting, unit, context, min_val, max_val FROM pg_settings
+SELECT name, boot_val, unit, context, min_val, max_val FROM pg_settings
  WHERE name LIKE 'outbox.%' AND context NOT IN ('postmaster', 'sighup') ORDER BY name COLLATE "C";
 \set VERBOSITY sqlstate
 SET outbox.lease_seconds = 0;
