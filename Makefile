@@ -13,6 +13,8 @@ PRIVATE_TARGETS = demo check nightly bench soak history sqlsmith versions casser
 	model trace mutants monitoring screens clients migrate
 # These need no server at all.
 PLAIN_TARGETS = help dist
+# where dist puts its archive
+DIST_DIR = .
 
 ifneq ($(filter $(PRIVATE_TARGETS) $(PLAIN_TARGETS),$(MAKECMDGOALS)),)
 
@@ -24,7 +26,7 @@ help:
 
 dist:
 	git archive --prefix=$(EXTENSION)-$(EXTVERSION)/ \
-		-o $(EXTENSION)-$(EXTVERSION).zip HEAD
+		-o '$(DIST_DIR)/$(EXTENSION)-$(EXTVERSION).zip' HEAD
 
 .PHONY: $(PRIVATE_TARGETS) $(PLAIN_TARGETS)
 
