@@ -101,10 +101,13 @@ $(DATA_built): outbox.control src/sql/MANIFEST $(SQL_PARTS)
 	for part in $(SQL_PARTS); do cat $$part; echo; done > $@
 
 # The command line has a makefile of its own, since PGXS builds one thing at a time.
+# CLI=no is for packages, which have it once, and not for each version of the server.
+ifneq ($(CLI),no)
 all: cli-all
 install: cli-install
 uninstall: cli-uninstall
 clean distclean maintainer-clean: cli-clean
+endif
 
 cli-all cli-install cli-uninstall cli-clean: cli-%:
 	$(MAKE) -C cli PG_CONFIG='$(PG_CONFIG)' $*
