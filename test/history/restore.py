@@ -4,6 +4,7 @@ What the dump holds is read with the snapshot that pg_dump has, and is the begin
 of the copy's history; the rest is what the patient worker is given at the end.
 """
 
+import re
 from collections import Counter, defaultdict
 
 from facts import DEAD, DONE
@@ -17,6 +18,11 @@ from record import FOREVER, OK
 # timers and runs: their table, store, and the topic of the messages that they become
 COMING = (('timers', '_timers', TIMED), ('runs', '_job_runs', RUN))
 
+# pg_dump fails if a table is dropped after its snapshot, and before it can lock it; and
+# partitions are kept for a second here
+DROPPED = re.compile(r'relation "outbox\.archive_\w+" does not exist')
+TRIES = 5
+
 
 class Restore(Ordeal):
     strikes = ('custom',)
@@ -26,16 +32,20 @@ class Restore(Ordeal):
         run, server = self.run, self.run.server
         source, copy, file = run.databases[0], f'copy{len(run.keepers)}', f'{run.folder}/dump'
         where = ('-h', server.address, '-p', server.port, '-U', 'postgres')
-        connection = server.patient_connect(source)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute('BEGIN ISOLATION LEVEL REPEATABLE READ')
-                cursor.execute('SELECT pg_export_snapshot()')
-                snapshot = cursor.fetchone()[0]
-                dumped = run.read_tables(cursor)
-                made = server.program('pg_dump', *where, '-Fc', f'--snapshot={snapshot}', '-f', file, source)
-        finally:
-            connection.close()
+        made = None
+        for _ in range(TRIES):
+            connection = server.patient_connect(source)
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute('BEGIN ISOLATION LEVEL REPEATABLE READ')
+                    cursor.execute('SELECT pg_export_snapshot()')
+                    snapshot = cursor.fetchone()[0]
+                    dumped = run.read_tables(cursor)
+                    made = server.program('pg_dump', *where, '-Fc', f'--snapshot={snapshot}', '-f', file, source)
+            finally:
+                connection.close()
+            if not DROPPED.search(made.stdout):
+                break
         if made.returncode:
             raise RuntimeError(made.stdout)
         server.rows(f'CREATE DATABASE {copy}')
