@@ -883,14 +883,20 @@ DECLARE
     gone      record;
     n         bigint;
 BEGIN
+    -- Those that have just ended; and those with the id of a transaction that this server
+    -- has not had, because it came with a dump. The horizon tells these from ids of
+    -- transactions that are in progress, which may also be beyond the snapshot.
     SELECT array_agg(s.id) INTO left_now
       FROM (SELECT s.id FROM outbox.subscribers s
-             WHERE s.state = 2 AND s.until IS NULL
+             WHERE s.state = 2
+               AND (s.until IS NULL OR s.until > pg_snapshot_xmax(current))
                FOR UPDATE SKIP LOCKED) s;
     IF left_now IS NOT NULL THEN
         horizon := outbox._subscribers_horizon();
         UPDATE outbox.subscribers s SET until = horizon
-         WHERE s.id = ANY (left_now) AND horizon IS NOT NULL;
+         WHERE s.id = ANY (left_now)
+           AND horizon IS NOT NULL
+           AND (s.until IS NULL OR s.until > horizon);
         IF FOUND THEN
             RETURN 1;
         END IF;
@@ -899,12 +905,11 @@ BEGIN
         RETURN 0;
     END IF;
     -- for whom nothing can come; before their messages are looked for, and all at once,
-    -- since that goes along all lanes. A number of transactions that this server has not
-    -- had came with a dump.
+    -- since that goes along all lanes
     SELECT array_agg(s.id) INTO over
       FROM outbox.subscribers s
      WHERE s.state = 2
-       AND (s.until <= pg_snapshot_xmin(current) OR s.until > pg_snapshot_xmax(current))
+       AND s.until <= pg_snapshot_xmin(current)
        AND s.id NOT IN (SELECT unnest(e.subscribers) FROM outbox.expansions e);
     SELECT coalesce(array_agg(DISTINCT l.subscriber), '{}'),
            array_agg(DISTINCT l.subscriber) FILTER (
