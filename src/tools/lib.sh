@@ -121,6 +121,13 @@ cached_server() {
         sort -V | tail -1
 }
 
+# Core dumps are for gdb (see crashes), without shared memory.
+want_cores() {
+    if command -v gdb >/dev/null && ulimit -c unlimited 2>/dev/null; then
+        echo 0x11 2>/dev/null >/proc/self/coredump_filter || true
+    fi
+}
+
 # An empty directory that is removed when the process ends.
 make_folder() {
     SANDBOX=$(mktemp -d /tmp/outbox.XXXXXX)

@@ -6,6 +6,7 @@ is killed only when the standby has what had been acknowledged before it became
 synchronous, or was by a wait that was cancelled.
 """
 
+import glob
 import os
 import shutil
 import time
@@ -55,6 +56,9 @@ class Standby(Ordeal):
         else:
             server.stop(how)
         standby.program('pg_ctl', '-D', standby.data, '-w', '-t', '120', 'promote')
+        # a core dump is looked at in the end
+        for core in glob.glob(f'{server.data}/core*'):
+            os.rename(core, f'{self.run.folder}/core.{self.number}')
         shutil.rmtree(server.data)
         server.data, server.sockets = standby.data, standby.sockets
         self.link(server.sockets)
