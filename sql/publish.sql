@@ -199,6 +199,32 @@ CALL outbox.maintain();
 SELECT trim(m.payload) AS payload, count(*) AS deliveries, count(q.published_at) AS refer
   FROM outbox.queue q JOIN outbox.messages m USING (id) WHERE q.namespace = 'rows' GROUP BY 1 ORDER BY 1;
 
+-- a partition that is being restored has no index yet
+BEGIN;
+SELECT outbox.publish('many', 'restored', namespace => 'rows', headers => '{"a": 1}') IS NOT NULL AS published;
+DO $$
+DECLARE
+    found regclass;
+BEGIN
+    FOR found IN
+        SELECT x.indexrelid::regclass
+          FROM pg_index x
+          JOIN pg_inherits h ON h.inhrelid = x.indrelid
+          JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
+         WHERE h.inhparent = 'outbox.publications'::regclass AND a.attname = 'published_id'
+    LOOP
+        EXECUTE format('DROP INDEX %s', found);
+    END LOOP;
+END
+$$;
+SELECT expanded FROM outbox._expand(0, 32);
+SELECT payload, headers, count(*) FROM outbox.messages WHERE payload = 'restored' GROUP BY 1, 2;
+ROLLBACK;
+
+-- what cannot be a subscriber
+SELECT outbox._deliver(array_agg(published_at), array_agg(published_id), '{1,-1}', 0) FROM outbox.publications;
+SELECT outbox._deliver(array_agg(published_at), array_agg(published_id), '{0}', 0) FROM outbox.publications;
+
 -- rolled back
 BEGIN;
 SELECT outbox.subscribe('gone', '{gone}', namespace => 'gone');

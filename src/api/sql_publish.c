@@ -136,7 +136,13 @@ outbox_deliver_sql(PG_FUNCTION_ARGS)
 				 errmsg("published_at and published_id must have the same number of elements")));
 	subscribers = palloc_array(int32, nsubscribers + 1);
 	for (int i = 0; i < nsubscribers; i++)
+	{
 		subscribers[i] = DatumGetInt32(numbers[i]);
+		if (subscribers[i] <= 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("subscribers must be positive")));
+	}
 	publications = palloc_array(OutboxPublication, n + 1);
 	for (int i = 0; i < n; i++)
 	{

@@ -222,6 +222,9 @@ scan_for(Relation partition, const pg_uuid_t *published_id, TupleTableSlot *slot
 		found = outbox_uuid_equal(DatumGetUUIDP(outbox_row_get(slot, P_PUBLISHED_ID)),
 								  published_id);
 	}
+	/* the slot refers to the scan */
+	if (found)
+		ExecMaterializeSlot(slot);
 	table_endscan(scan);
 	UnregisterSnapshot(snapshot);
 	return found;
