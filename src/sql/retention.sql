@@ -321,7 +321,8 @@ COMMENT ON FUNCTION outbox._make_partition(integer, timestamptz, interval) IS
 --     Creates the present and the next partition of the archive for each retention
 --     class in use; returns how many. Creates none before there is something to keep,
 --     because a dump that is being restored contains its own partitions, and creates
---     all of them before it loads the first row.
+--     all of them before it loads the first row. But what comes by logical replication
+--     needs them before it can come.
 CREATE FUNCTION outbox._make_partitions()
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
@@ -329,9 +330,10 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM outbox.cleanup_progress c WHERE c.name = 'in use') THEN
-        IF NOT EXISTS (SELECT FROM pg_inherits i
-                        WHERE i.inhparent = 'outbox.archive'::regclass
-                          AND pg_relation_size(i.inhrelid) > 0)
+        IF NOT outbox._is_replicated()
+           AND NOT EXISTS (SELECT FROM pg_inherits i
+                            WHERE i.inhparent = 'outbox.archive'::regclass
+                              AND pg_relation_size(i.inhrelid) > 0)
         THEN
             RETURN 0;
         END IF;
@@ -583,7 +585,8 @@ COMMENT ON FUNCTION outbox._make_publication_partition(date) IS
 
 -- _make_publication_partitions()
 --     Creates the partitions of publications for today and tomorrow, if there will be
---     something to keep in them; returns how many.
+--     something to keep in them, or something may come by logical replication; returns
+--     how many.
 CREATE FUNCTION outbox._make_publication_partitions()
 RETURNS bigint
 LANGUAGE sql VOLATILE
@@ -593,6 +596,7 @@ AS $$
                (clock_timestamp() AT TIME ZONE 'UTC')::date + ahead))
       FROM generate_series(0, 1) ahead
      WHERE outbox._keeps_publications()
+        OR outbox._is_replicated()
         OR EXISTS (SELECT FROM outbox.publications)
 $$;
 

@@ -1,6 +1,7 @@
 # Logical replication of all tables, and of named ones: the publisher can do
 # everything, and on a subscriber only replicated changes happen, although it has
-# workers. After a switchover it continues where the publisher stopped.
+# workers. After a switchover it continues where the publisher stopped, and the
+# publisher can follow, and take over again.
 
 use strict;
 use warnings;
@@ -12,7 +13,7 @@ use Test::More;
 
 my ($anna, $berta, $carl) = map { owner($_) } 1 .. 3;
 my ($stream, $tenant) = (owner(101), owner(102));
-my $publisher = new_node('publisher', init => { allows_streaming => 'logical' }, conf => "outbox.discovery_interval = 1\nmax_worker_processes = 20\nwal_level = logical\nlog_line_prefix = '%m [%p] %e %q%a '");
+my $publisher = new_node('publisher', init => { allows_streaming => 'logical' }, conf => "outbox.discovery_interval = 1\noutbox.publish_retention = '300 d'\nmax_worker_processes = 20\nwal_level = logical\nlog_line_prefix = '%m [%p] %e %q%a '");
 my $subscriber = new_node('subscriber', init => { allows_streaming => 'logical' }, bare => 1, conf => <<'C');
 outbox.discovery_interval = 1
 max_worker_processes = 40
@@ -31,7 +32,7 @@ sub content_of
 {
 	my $dbh = shift;
 
-	return { map { $_ => value($dbh, "SELECT count(*) || ' ' || coalesce(md5(string_agg(r::text, '|' ORDER BY r::text)), '') FROM outbox.$_ r") } @named, 'archive' };
+	return { map { $_ => value($dbh, "SELECT count(*) || ' ' || coalesce(md5(string_agg(r::text, '|' ORDER BY r::text)), '') FROM outbox.$_ r") } @named, 'archive', 'publications' };
 }
 
 sub differences
@@ -58,6 +59,15 @@ sub caught_up
 	return is_deeply(\@left, [], "$name: what the publisher has, the subscriber has");
 }
 
+sub copy_schema
+{
+	my ($from, $to, $name, $db) = @_;
+	my $dump = PostgreSQL::Test::Utils::tempdir() . '/schema';
+
+	command_ok([ 'pg_dump', '-s', '--no-publications', '-h', $from->host, '-p', $from->port, '-f', $dump, $name ], "$db: the schema is dumped");
+	return command_ok([ 'psql', '-qX', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-h', $to->host, '-p', $to->port, '-d', $db, '-f', $dump ], "$db: and restored");
+}
+
 sub ack_all { return value($_[0], 'SELECT outbox.ack(?, array_agg(id)) FROM outbox.leases WHERE owner_token = ?', $_[1], $_[1]) }
 
 # --- there is something of everything, and workers that must not do it twice
@@ -78,6 +88,7 @@ SELECT count(*) FROM outbox.claim('$anna', batch_size => 2, lease_seconds => 800
 SELECT outbox.register_store('here', 'dbname=here'), outbox.set_default_route('store:here');
 SELECT outbox.receive(md5(i::text)::uuid, 'inbox', 'i' || i) FROM generate_series(1, 5) i;
 SELECT outbox.schedule_timer('overdue', 't', now());
+SELECT outbox.subscribe('s' || i, '{news.*}') FROM generate_series(1, 10) i;
 Q
 my $steps = value($pub, "SELECT outbox.start_join('steps', 4)");
 my $done = value($pub, "SELECT outbox.start_join('done', 2)");
@@ -93,14 +104,11 @@ my %publish = (
 	named => 'FOR TABLE ' . join(', ', map { "outbox.$_" } @named));
 my %sub;
 $publisher->safe_psql('postgres', "CREATE PUBLICATION $_ $publish{$_}") for sort keys %publish;
-$publisher->safe_psql('postgres', "CREATE PUBLICATION history FOR TABLE outbox.archive WITH (publish = 'insert', publish_via_partition_root = true)");
+$publisher->safe_psql('postgres', "CREATE PUBLICATION history FOR TABLE outbox.archive, outbox.publications WITH (publish = 'insert', publish_via_partition_root = true)");
 for my $db (sort keys %publish)
 {
-	my $dump = PostgreSQL::Test::Utils::tempdir() . '/schema';
-
 	$subscriber->safe_psql('postgres', "CREATE DATABASE $db");
-	command_ok([ 'pg_dump', '-s', '--no-publications', '-h', $publisher->host, '-p', $publisher->port, '-f', $dump, 'postgres' ], "$db: the schema is dumped");
-	command_ok([ 'psql', '-qX', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-h', $subscriber->host, '-p', $subscriber->port, '-d', $db, '-f', $dump ], "$db: and restored");
+	copy_schema($publisher, $subscriber, 'postgres', $db);
 	$sub{$db} = connect_to($subscriber, db => $db);
 	# so that all is known, and nothing is there
 	is_deeply([ claim($sub{$db}, $carl) ], [], "$db: nothing is there");
@@ -155,11 +163,14 @@ SELECT outbox.schedule_timer('tick', 't', now() + interval '1 day');
 SELECT outbox.heartbeat('$anna', 'service', 'host', 1);
 SELECT outbox.start_receptor('$anna', 'receptor'), outbox.start_perspective('$anna', 'perspective');
 SELECT outbox.map_route('key', 'here');
+SELECT outbox.publish('news.big', repeat('b', 5000), dedupe_key => 'news key');
+SELECT outbox.publish('news.small', 'n' || i, stream_id => '$tenant') FROM generate_series(1, 3) i;
 Q
 $pub->do('SET ROLE app');
 $pub->do("SELECT outbox.register_handler('handled.here', 'app.handle(outbox.message)')");
 $pub->do('RESET ROLE');
 $pub->do("SELECT outbox.enqueue('handled.here', 'h')");
+ok(poll(sub { count_of($pub, "outbox.queue WHERE topic ~ '^news'") == 40 }), 'and deliver what is published');
 ok(poll(sub { count_of($pub, "outbox.messages WHERE (topic, payload) IN (('next', 'n'), ('overdue', 't'), ('handled', 'h'))") == 3 }), "the publisher's workers do what is due");
 for my $db (sort keys %sub)
 {
@@ -171,6 +182,7 @@ for my $db (sort keys %sub)
 	is_deeply([ sort(claim($sub{$db}, $carl, topics => ['late'])) ], [ map { "l$_" } 1 .. 5 ], "$db: messages can be claimed");
 	is_deeply([ claim($sub{$db}, $carl, topics => ['p']) ], [], "$db: but those of a topic that is paused");
 	is_deeply([ claim($sub{$db}, $carl, topics => ['stream']) ], [], "$db: nor those behind another owner's lease");
+	is(join(' ', map { substr $_, 0, 10 } claim($sub{$db}, $carl, subscription => 's1')), 'bbbbbbbbbb n1 n2 n3', "$db: what was published has its payload");
 	$sub{$db}->do('ROLLBACK');
 	nothing_stranded($sub{$db}, $db);
 }
@@ -288,6 +300,11 @@ for my $db (sort keys %sub)
 	ok(poll(sub { count_of($own, "outbox.messages WHERE topic = 'next' AND payload = 'n'") == 2 }), "$db: the join is continued, once");
 	is(join(' ', map { "@$_" } $own->selectall_array("SELECT grouping_key, completed_steps, status FROM outbox.joins ORDER BY 1")), 'done 2 1 late 0 3 steps 4 1', "$db: joins are complete");
 	is(value($own, "SELECT enqueued FROM outbox.try_enqueue('t', 'x', dedupe_key => 'key 1')"), 0, "$db: keys are taken, of what is done, too");
+	is(join(' ', map { length } claim($own, $berta, subscription => 's2')), '5000 2 2 2', "$db: deliveries");
+	is(value($own, "SELECT outbox.publish('news.big', 'x', dedupe_key => 'news key') = published_id FROM outbox.publications WHERE dedupe_key = 'news key'"), 1, "$db: a publication's key is taken");
+	$own->do("SET outbox.publish_retention = '300 d'");
+	is(value($own, "SELECT outbox.replay('s3', '-infinity')"), 4, "$db: what was published can be replayed");
+	ok(poll(sub { count_of($own, "outbox.messages WHERE subscription = 's3'") == 8 }), "$db: and is");
 	$own->do("SELECT outbox.enqueue('new', i::text) FROM generate_series(1, 100) i");
 	is(scalar(claim($own, $berta, topics => ['new'], batch_size => 1000)), 100, "$db: new messages");
 	nothing_stranded($own, "$db: afterwards");
@@ -295,7 +312,120 @@ for my $db (sort keys %sub)
 	check_indexes($subscriber, "$db: indexes", $db);
 }
 
-$pub->disconnect;
+# --- there and back: what had nothing when it was copied, the change, and the way back
+
+sub stop_working
+{
+	my ($dbh) = @_;
+
+	$dbh->do('ALTER DATABASE there SET outbox.workers = off');
+	$dbh->do("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'outbox worker' AND datname = 'there'");
+	return;
+}
+
+sub advance_ids
+{
+	my ($dbh) = @_;
+	my ($advance) = (value($dbh, "SELECT hint FROM outbox.status() WHERE component = 'ids'") // '') =~ /(SELECT setval.*);/;
+
+	$dbh->do($advance) if $advance;
+	return is(value($dbh, "SELECT ok FROM outbox.status() WHERE component = 'ids'"), 1, 'ids are ahead');
+}
+
+{
+	my $origin = value($pub, "SELECT current_setting('server_version_num')") >= 160000
+	  && value($sub{named}, "SELECT current_setting('server_version_num')") >= 160000;
+	$_->safe_psql('postgres', 'CREATE DATABASE there') for $publisher, $subscriber;
+	$publisher->safe_psql('there', "ALTER DATABASE there SET outbox.publish_retention = '1 d'; CREATE EXTENSION outbox");
+	copy_schema($publisher, $subscriber, qw(there there));
+	my ($old, $new) = map { connect_to($_, db => 'there') } $publisher, $subscriber;
+	my $tables = join ', ', map { "outbox.$_" } @named;
+	for my $dbh ($old, $new)
+	{
+		$dbh->do("CREATE PUBLICATION work FOR TABLE $tables");
+		$dbh->do("CREATE PUBLICATION history FOR TABLE outbox.archive, outbox.publications WITH (publish = 'insert', publish_via_partition_root = true)");
+	}
+	$new->do("CREATE SUBSCRIPTION there CONNECTION '@{[ $publisher->connstr ]} dbname=there' PUBLICATION work, history");
+	$pub->disconnect;
+	$pub = $old;
+	caught_up($new, 'there: nothing');
+
+	# the first rows of the archive, and of publications, are in partitions that the subscriber does not have
+	stop_working($old);
+	ok(value($old, "SELECT outbox._make_partition(-2, now(), '1 day')"), 'there: a partition that only the publisher has');
+	ok(value($old, 'SELECT outbox.run_maintenance()') >= 0, 'there: and another one');
+	$old->do($_) for split /;\n/, <<"Q";
+SELECT outbox.subscribe('s' || i, '{news.*}') FROM generate_series(1, 9) i;
+SELECT outbox.publish('news.big', repeat('b', 5000), dedupe_key => 'news key');
+SELECT outbox.enqueue('t', i::text, dedupe_key => 'key ' || i) FROM generate_series(1, 4) i;
+SELECT outbox.ack('$anna', array_agg(id)) FROM outbox.claim('$anna', topics => '{t}', batch_size => 2);
+SELECT outbox.enqueue_many('stream', '{1,2,3,4}', stream_id => '$stream');
+SELECT count(*) FROM outbox.claim('$anna', topics => '{stream}', batch_size => 2, lease_seconds => 80000);
+Q
+	is(count_of($old, 'outbox.archive_unsorted') + count_of($old, 'outbox.publications_unsorted'), 0, 'there: all that is kept is in partitions');
+	caught_up($new, 'there: what came into new partitions');
+
+	# each subscribes to the other, and while it does, neither works
+	$old->do("CREATE SUBSCRIPTION back CONNECTION '@{[ $subscriber->connstr ]} dbname=there' PUBLICATION work, history WITH (copy_data = false"
+		  . ($origin ? ', origin = none)' : ')'));
+	ok(poll(sub { synchronized($old) }), 'back: the old one is subscribed');
+	is(value($_, "SELECT status FROM outbox.status() WHERE component = 'replication'"), 'subscribed', 'both are') for $old, $new;
+	if ($origin)
+	{
+		$old->do("SELECT outbox.schedule_timer('both', 'old', now()), outbox.enqueue('late', 'old')");
+		caught_up($new, 'both: from the old one');
+		advance_ids($new);
+		$new->do("SELECT outbox.schedule_timer('both', 'new', now()), outbox.enqueue('late', 'new')");
+		ok(poll(sub { !differences($new) }, 30), 'both: from the new one');
+		$_->do('ALTER DATABASE there RESET outbox.workers') for $old, $new;
+		is($_->selectrow_array('SELECT outbox.run_maintenance() + outbox.dispatch_due()'), 0, 'both: nothing is done') for $old, $new;
+		is(count_of($_, "outbox.timer_queue WHERE topic = 'both'"), 2, 'both: nor by workers') for $old, $new;
+		stop_working($old);
+	}
+
+	# the new one takes over, and the old one follows
+	$new->do('DROP SUBSCRIPTION there');
+	$new->do("ALTER DATABASE there SET outbox.publish_retention = '1 d'");
+	$new->disconnect;
+	$new = connect_to($subscriber, db => 'there');
+	advance_ids($new);
+	$old->do('ALTER DATABASE there RESET outbox.workers');
+	my $join = value($new, "SELECT outbox.start_join('g', 2)");
+	$new->do($_) for split /;\n/, <<"Q";
+SELECT outbox.enqueue_step('$join', 'step', i::text) FROM generate_series(1, 2) i;
+SELECT outbox.enqueue_join_wait('$join', false, 'next', 'n');
+SELECT outbox.schedule_timer('overdue', 't', now());
+SELECT outbox.publish('news.small', 'small');
+SELECT outbox.ack('$anna', array[min(id)]) FROM outbox.leases WHERE topic = 'stream';
+SELECT outbox.ack('$berta', array_agg(id)) FROM outbox.claim('$berta', topics => '{step}', batch_size => 1);
+SELECT outbox.enqueue('t', 'new ' || i, dedupe_key => 'new key ' || i) FROM generate_series(1, 4) i;
+SELECT outbox.fail('$berta', array_agg(id), 'no') FROM outbox.claim('$berta', topics => '{t}', batch_size => 1);
+Q
+	ok(poll(sub { count_of($new, "outbox.messages WHERE topic = 'overdue'") == 1 && count_of($new, "outbox.queue WHERE topic ~ '^news'") == 18 }), 'the new one works');
+	is(count_of($new, "outbox.messages WHERE topic = 'both'"), 2, 'also on what came while it did not') if $origin;
+	$pub = $new;
+	caught_up($old, 'back');
+	is(value($old, "SELECT status FROM outbox.status() WHERE component = 'replication'"), 'subscribed', 'back: the old one does nothing');
+
+	# and back
+	stop_working($new);
+	$new->do("SELECT outbox.schedule_timer('overdue', 'back', now())");
+	$new->do("SELECT outbox.ack('$berta', array_agg(id)) FROM outbox.claim('$berta', topics => '{step}', batch_size => 1)");
+	caught_up($old, 'back: before the change');
+	$old->do('DROP SUBSCRIPTION back');
+	advance_ids($old);
+	ok(poll(sub { count_of($old, "outbox.messages WHERE topic = 'overdue'") == 2 && count_of($old, "outbox.messages WHERE topic = 'next'") == 1 }), 'back: workers do what is due')
+	  or diag(join "\n", map { join ' | ', map { $_ // '-' } @$_ } $old->selectall_array('SELECT * FROM outbox.status() WHERE NOT ok'));
+	is(ack_all($old, $anna), 1, 'back: a lease of before stands');
+	is_deeply([ claim($old, $berta, topics => ['stream']) ], [ 3, 4 ], 'back: the stream goes on');
+	is(join(' ', sort(claim($old, $carl, topics => ['t']))), '4 new 1 new 2 new 3 new 4', 'back: messages are there');
+	is(value($old, "SELECT count(*) FROM unnest('{key 1, new key 4}'::text[]) k, outbox.try_enqueue('t', 'x', dedupe_key => k) e WHERE e.enqueued"), 0, 'back: keys are taken');
+	is(join(' ', sort { $a <=> $b } map { length } claim($old, $berta, subscription => 's9')), '5 5000', 'back: deliveries');
+	nothing_stranded($old, 'back');
+	$_->disconnect for $old, $new;
+	check_indexes($publisher, 'back: indexes', 'there');
+}
+
 is_deeply([ grep { / XX\d\d\d |PANIC|TRAP|terminated by signal/ } map { split /\n/, slurp_file($_->logfile) } $publisher, $subscriber ], [], 'no internal errors, no crash');
 $_->stop for $subscriber, $publisher;
 done_testing();
