@@ -31,8 +31,9 @@ class Memory(Ordeal):
     """malloc asks for each block apart, so that there are many places where none is to be had."""
     strikes = ('clients', 'workers', 'clients')
     settings = {'jit': 'off'}           # LLVM aborts the process that gets none
-    # PL/pgSQL that was initialized by half cannot be loaded again
-    errors = ('53200', 'out of memory', 'invalid value for parameter "TimeZone"', 'attempt to redefine parameter "plpgsql')
+    # PL/pgSQL that was initialized by half cannot be loaded again; time zones are loaded by malloc
+    errors = ('53200', 'out of memory', 'invalid value for parameter "TimeZone"', 'attempt to redefine parameter "plpgsql',
+              'could not convert epoch to timestamp: Cannot allocate memory')
 
     def prepare(self):
         server = self.run.server
