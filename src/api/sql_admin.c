@@ -243,8 +243,8 @@ outbox_workers_sql(PG_FUNCTION_ARGS)
 	values[5] = BoolGetDatum(count.no_slots);
 	values[6] = Int32GetDatum(count.failing_here);
 	values[7] = BoolGetDatum(count.no_posts);
-	values[8] = TimestampTzGetDatum(count.sampled_at);
-	isnull[8] = count.sampled_at == 0;
+	values[8] = TimestampTzGetDatum(count.seen_at);
+	isnull[8] = count.seen_at == 0;
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, isnull)));
 }

@@ -41,7 +41,7 @@ outbox_lane_of_sql(PG_FUNCTION_ARGS)
 
 /*
  * outbox._posts(OUT role_oid oid, OUT running boolean, OUT failures int,
- *				 OUT due timestamptz) RETURNS SETOF record
+ *				 OUT due timestamptz, OUT called boolean) RETURNS SETOF record
  *		The posts of this database, where workers may be needed; the role is
  *		null in that of the extension's own work.
  */
@@ -71,9 +71,10 @@ outbox_posts_sql(PG_FUNCTION_ARGS)
 			ObjectIdGetDatum(posts[i].roleid),
 			BoolGetDatum(posts[i].running),
 			Int32GetDatum(posts[i].failures),
-			TimestampTzGetDatum(posts[i].due)
+			TimestampTzGetDatum(posts[i].due),
+			BoolGetDatum(posts[i].called)
 		};
-		bool		isnull[] = {!OidIsValid(posts[i].roleid), false, false, false};
+		bool		isnull[] = {!OidIsValid(posts[i].roleid), false, false, false, false};
 
 		tuplestore_putvalues(result->setResult, result->setDesc, values, isnull);
 	}

@@ -146,6 +146,7 @@ outbox_post_make(OutboxWorkersState *state, Oid dbid, Oid roleid)
 	post->dbid = dbid;
 	post->roleid = roleid;
 	post->due = DT_NOEND;
+	post->known_since = GetCurrentTimestamp();
 	if (OidIsValid(roleid))
 		memset(post->lanes, 0xFF, sizeof(post->lanes)); /* not known yet */
 	post->next = *bucket;
@@ -417,7 +418,8 @@ outbox_workers_count(OutboxWorkersState *state, OutboxWorkersCount *count)
 		if (post->dbid != MyDatabaseId)
 			continue;
 		count->serves |= post->served && !OidIsValid(post->roleid);
-		count->sampled_at = Max(count->sampled_at, post->sampled_at);
+		if (!OidIsValid(post->roleid))
+			count->seen_at = Max(post->sampled_at, post->known_since);
 		count->failing_here += post->failures > 0;
 	}
 	LWLockRelease(&state->lock);

@@ -67,6 +67,8 @@ typedef struct OutboxPost
 	TimestampTz next_upkeep;	/* of a database: when upkeep is due */
 	bool		more_upkeep;	/* retention was not complete */
 	TimestampTz sampled_at;		/* of a database: the last sample of depth */
+	TimestampTz known_since;	/* when it was made, or the extension was
+								 * found */
 	Latch	   *latch;			/* the worker's */
 	uint64		lanes[OUTBOX_LANE_WORDS];	/* the lanes that concern it */
 } OutboxPost;
@@ -122,7 +124,8 @@ typedef struct OutboxWorkersCount
 	int			failing_here;	/* those of this database */
 	bool		no_slots;
 	bool		no_posts;
-	TimestampTz sampled_at;		/* of this database; 0: never */
+	TimestampTz seen_at;		/* when its worker last took a sample, or
+								 * could have begun; 0: it has none */
 } OutboxWorkersCount;
 
 extern void outbox_workers_count(OutboxWorkersState *state,

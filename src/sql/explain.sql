@@ -124,6 +124,47 @@ $$;
 COMMENT ON FUNCTION outbox._explain_partition(uuid) IS
     'The instance that owns the partition of a stream.';
 
+-- _waits_for_turn(role_oid)
+--     Returns whether the handlers of a role, or the extension's own work, wait for one
+--     of the processes that may run at the same time.
+CREATE FUNCTION outbox._waits_for_turn(role_oid oid)
+RETURNS boolean
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT
+                     FROM outbox._posts() p, outbox._workers() w
+                    WHERE p.role_oid IS NOT DISTINCT FROM _waits_for_turn.role_oid
+                      AND NOT p.running AND (p.called OR p.due <= clock_timestamp())
+                      AND w.waiting > 0)
+$$;
+
+COMMENT ON FUNCTION outbox._waits_for_turn(oid) IS
+    'Whether the handlers of a role wait for one of the processes that may run.';
+
+-- _busy_worker(role_oid)
+--     Describes what the worker of a role has been doing for ten seconds or more; null
+--     if it is not busy for so long.
+CREATE FUNCTION outbox._busy_worker(role_oid oid)
+RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT format('the worker of role %s is busy since %s (process %s, %s)', role_oid::regrole,
+                  date_trunc('second', a.query_start), a.pid, a.query)
+      FROM pg_stat_activity a
+     WHERE a.backend_type = 'outbox worker'
+       AND a.datname = current_database()
+       AND a.usesysid = role_oid
+       AND a.state = 'active'
+       AND a.query_start < clock_timestamp() - interval '10 s'
+     ORDER BY a.query_start
+     LIMIT 1
+$$;
+
+COMMENT ON FUNCTION outbox._busy_worker(oid) IS
+    'What the worker of a role has been doing for a while.';
+
 -- _worker_obstacle(parts)
 --     Returns why no worker does this work in this database, or why it fails there;
 --     null if a worker does it. The parts are those of _worker_troubles.
@@ -156,6 +197,11 @@ BEGIN
         RETURN 'the server has no slot for a worker; see outbox.status()';
     ELSIF EXISTS (SELECT FROM outbox._posts() p WHERE p.role_oid IS NULL AND p.failures > 1) THEN
         RETURN 'the worker cannot start; see outbox.status()';
+    ELSIF outbox._waits_for_turn(NULL) THEN
+        RETURN format('the worker waits for its turn; outbox.max_workers is %s',
+                      current_setting('outbox.max_workers'));
+    ELSIF outbox._worker_silence() >= interval '5 minutes' THEN
+        RETURN 'the worker has not finished a round for minutes; see outbox.status()';
     END IF;
     SELECT * INTO trouble
       FROM outbox._worker_troubles() t
@@ -255,7 +301,11 @@ BEGIN
                               WHEN '' THEN format('%s/%s', handler.namespace, handler.topic)
                               ELSE format('subscription %s/%s', handler.namespace,
                                           handler.subscription) END
-          LIMIT 1));
+          LIMIT 1),
+        CASE WHEN outbox._waits_for_turn(handler.role_oid) THEN
+            format('the worker of role %s waits for its turn; outbox.max_handler_workers is %s',
+                   handler.role, current_setting('outbox.max_handler_workers')) END,
+        outbox._busy_worker(handler.role_oid));
     passed := detail IS NULL;
     RETURN NEXT;
 END

@@ -165,12 +165,14 @@ COMMENT ON FUNCTION outbox._worker_troubles() IS
 --     Returns the posts of this database: places where a worker may be needed. One
 --     has no role, that of the extension's own work; the others are of the roles with
 --     handlers. Failures are those of workers that have ended with an error, or could
---     not start, in a row; the next is started at the time "due".
+--     not start, in a row; the next is started at the time "due", or when the post is
+--     called, as soon as there is room for a worker.
 CREATE FUNCTION outbox._posts(
     OUT role_oid oid,
     OUT running  boolean,
     OUT failures integer,
-    OUT due      timestamptz
+    OUT due      timestamptz,
+    OUT called   boolean
 )
 RETURNS SETOF record
 LANGUAGE c VOLATILE PARALLEL UNSAFE
@@ -221,22 +223,30 @@ AS $$
 DECLARE
     workers record;
     is_off  boolean := NOT current_setting('outbox.workers')::boolean;
+    silence interval := outbox._worker_silence();
 BEGIN
     SELECT * INTO workers FROM outbox._workers();
     component := 'workers';
     ok := preloaded AND workers.launcher AND workers.serves AND NOT is_off
-          AND NOT workers.no_slots AND NOT workers.no_posts AND workers.failing_here = 0;
+          AND NOT workers.no_slots AND NOT workers.no_posts AND workers.failing_here = 0
+          AND silence < interval '5 minutes';
     status := CASE WHEN NOT preloaded THEN 'none'
                    WHEN NOT workers.launcher THEN 'no launcher'
                    WHEN is_off THEN 'off'
                    ELSE format('%s running', workers.running) END;
-    detail := CASE WHEN workers.launcher THEN
-                  format('serves this database: %s; waiting for a worker: %s; failing: %s',
-                         CASE WHEN workers.serves THEN 'yes' ELSE 'no' END,
-                         workers.waiting, workers.failing)
-                  || CASE WHEN NOT workers.serves
-                          THEN coalesce('; ' || outbox._why_no_worker(), '') ELSE '' END END;
-    hint := CASE WHEN NOT preloaded THEN
+    detail := nullif(concat_ws(
+        '; ',
+        CASE WHEN workers.launcher THEN
+            format('serves this database: %s; waiting for a worker: %s; failing: %s',
+                   CASE WHEN workers.serves THEN 'yes' ELSE 'no' END,
+                   workers.waiting, workers.failing) END,
+        CASE WHEN workers.launcher AND NOT workers.serves THEN outbox._why_no_worker() END,
+        CASE WHEN silence >= interval '5 minutes' THEN
+            format('%s for %s', CASE WHEN preloaded THEN 'no round has been finished here'
+                                     ELSE 'no maintenance has taken a sample here' END,
+                   date_trunc('second', silence)) END), '');
+    hint := CASE WHEN ok THEN NULL
+                 WHEN NOT preloaded THEN
                      'Preload the library, or CALL outbox.maintain() regularly: '
                      'outbox.schedule_maintenance().'
                  WHEN workers.no_slots THEN
@@ -251,8 +261,12 @@ BEGIN
                  WHEN NOT workers.launcher THEN
                      'Workers are started by the launcher: see the server log, and check '
                      'max_worker_processes. A standby has none.'
-                 WHEN NOT ok THEN
-                     'See the server log, and check max_worker_processes.' END;
+                 WHEN workers.failing_here = 0 AND workers.waiting > 0 THEN
+                     'All workers are busy: increase outbox.max_workers, or end what keeps them.'
+                 WHEN workers.failing_here = 0 THEN
+                     'The worker hangs: see its row of pg_stat_activity, and '
+                     'pg_blocking_pids(pid). pg_terminate_backend(pid) has another one start.'
+                 ELSE 'See the server log, and check max_worker_processes.' END;
     RETURN NEXT;
     RETURN QUERY
         SELECT CASE WHEN p.role_oid IS NULL THEN 'worker of the database'

@@ -368,6 +368,96 @@ $$;
 COMMENT ON FUNCTION outbox._upkeep_status() IS
     'The rows of status() about work of the background that is left undone.';
 
+-- _worker_silence()
+--     Returns for how long no worker has finished a round here, by the samples for
+--     outbox.depth; 0 where none is expected: on a standby, where workers or samples are
+--     off, where rows come by replication, and while a dump is loaded. Without the library
+--     preloaded, it is maintenance that takes them, if there is anything.
+CREATE FUNCTION outbox._worker_silence()
+RETURNS interval
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN pg_is_in_recovery()
+                     OR NOT current_setting('outbox.workers')::boolean
+                     OR current_setting('outbox.depth_retention')::interval = '0'
+                     OR outbox._is_loading()
+                THEN '0'
+                ELSE greatest('0', coalesce(clock_timestamp() - w.seen_at, '0')) END
+      FROM (SELECT CASE WHEN (SELECT l.preloaded FROM outbox._library() l)
+                        THEN (SELECT o.seen_at FROM outbox._workers() o)
+                        ELSE (SELECT greatest(q.created_at,
+                                              (SELECT max(d.sampled_at)
+                                                 FROM outbox.depth d))
+                                FROM outbox.queue q
+                               ORDER BY q.id LIMIT 1) END AS seen_at) w
+$$;
+
+COMMENT ON FUNCTION outbox._worker_silence() IS
+    'For how long no worker has finished a round in this database.';
+
+-- _horizon_holders()
+--     Returns what keeps rows that were deleted since from being removed: open
+--     transactions of this database, with a snapshot or an id of their own, standbys
+--     that report theirs, prepared transactions, and replication slots. A lazy vacuum
+--     holds nothing, and neither does a session of another database. Logical slots
+--     hold only rows of system catalogs.
+CREATE FUNCTION outbox._horizon_holders()
+RETURNS TABLE (who text, since timestamptz, xmin_age integer, is_catalog boolean)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN a.backend_type = 'walsender'
+                THEN format('standby %s', coalesce(nullif(a.application_name, ''),
+                                                   a.client_addr::text))
+                ELSE concat('session ', a.pid, ', ' || a.state,
+                            ', application ' || nullif(a.application_name, '')) END,
+           a.xact_start, greatest(age(a.backend_xmin), age(a.backend_xid)), false
+      FROM pg_stat_activity a
+     WHERE (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
+       AND a.pid <> pg_backend_pid()
+       AND (a.datname = current_database() OR a.datname IS NULL)
+       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
+    UNION ALL
+    SELECT format('prepared transaction %L', x.gid), x.prepared, age(x.transaction), false
+      FROM pg_prepared_xacts x
+     WHERE x.database = current_database()
+    UNION ALL
+    SELECT format('replication slot %s, %s', r.slot_name,
+                  CASE WHEN r.active THEN format('used by process %s', r.active_pid)
+                       ELSE 'not in use' END),
+           NULL, age(h.xid), h.is_catalog
+      FROM pg_replication_slots r
+     CROSS JOIN LATERAL (VALUES (r.xmin, false), (r.catalog_xmin, true)) h(xid, is_catalog)
+     WHERE h.xid IS NOT NULL
+$$;
+
+COMMENT ON FUNCTION outbox._horizon_holders() IS
+    'What keeps deleted rows from being removed.';
+
+-- _horizon_status()
+--     The row of status() about what keeps deleted rows from being removed.
+CREATE FUNCTION outbox._horizon_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT 'xmin horizon', coalesce(max(h.xmin_age) < 1000000, true),
+           coalesce(max(h.xmin_age) || ' transactions behind', 'not held'),
+           left(string_agg(concat(h.who, ', since ' || date_trunc('second', h.since)::text,
+                                  CASE WHEN h.is_catalog THEN ', rows of system catalogs' END),
+                           '; ' ORDER BY h.xmin_age DESC, h.who)
+                    FILTER (WHERE h.xmin_age >= 1000000 OR h.place = 1), 500),
+           CASE WHEN max(h.xmin_age) >= 1000000 THEN
+               'Finished rows cannot be removed while it is held. '
+               'End the session or the transaction, see to the standby, or drop the slot.' END
+      FROM (SELECT o.*, row_number() OVER (ORDER BY o.xmin_age DESC) AS place
+              FROM outbox._horizon_holders() o) h
+$$;
+
+COMMENT ON FUNCTION outbox._horizon_status() IS
+    'The row of status() about what keeps deleted rows from being removed.';
+
 -- _health_status()
 --     All rows of this file.
 CREATE FUNCTION outbox._health_status()

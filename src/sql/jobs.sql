@@ -617,84 +617,140 @@ $$;
 
 COMMENT ON FUNCTION outbox._cron_schedule_job(outbox.jobs) IS 'Schedules a job in pg_cron.';
 
--- _unscheduled_jobs()
---     Returns the names of enabled jobs that pg_cron does not have, because the
---     database was restored or renamed. At most 100 of them. If pg_cron is in another
---     database, a background process asks it.
-CREATE FUNCTION outbox._unscheduled_jobs()
-RETURNS text[]
+-- _cron_report(names)
+--     Asks pg_cron about the schedules of this database with these names: returns
+--     those that it does not have, with no time, and those whose last run has failed,
+--     with the time when that began. At most 100 of each; of the runs, the last 10000
+--     are examined. If pg_cron is in another database, a background process asks it,
+--     which can answer only by an error.
+CREATE FUNCTION outbox._cron_report(names text[])
+RETURNS TABLE (place integer, failed_at timestamptz)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    jobs    text[];
-    names   text[];
-    -- positions in the list, which need no encoding conversion
-    missing text;
+    -- positions in the list, and times, need no encoding conversion
+    report text;
 BEGIN
-    SELECT array_agg(j.job_name ORDER BY j.job_name),
-           array_agg(outbox._cron_name(j.job_name) ORDER BY j.job_name)
-      INTO jobs, names
-      FROM outbox.jobs j
-     WHERE j.enabled;
-    IF jobs IS NULL OR outbox._cron_database() IS NULL THEN
-        RETURN coalesce(jobs[1:100], '{}');
-    END IF;
-    BEGIN
-        PERFORM outbox._cron_call(format('DO %L', format(
-            'DECLARE missing text; BEGIN '
-            'SELECT string_agg(m.place::text, '' '') INTO missing '
-            'FROM (SELECT n.place FROM unnest(%L::text[]) WITH ORDINALITY n(name, place) '
-            'WHERE NOT EXISTS (SELECT FROM cron.job j WHERE j.jobname = n.name '
-            'AND j.database = %L AND j.active) ORDER BY n.place LIMIT 100) m; '
-            'IF missing IS NOT NULL THEN '
-            'RAISE EXCEPTION ''[%%]'', missing USING ERRCODE = ''OB001''; '
-            'END IF; END', names, current_database())), true);
-    EXCEPTION
-        WHEN SQLSTATE 'OB001' THEN
-            missing := substring(SQLERRM FROM '\[([0-9 ]+)\]$');
-    END;
-    RETURN ARRAY(SELECT jobs[p::integer]
-                   FROM string_to_table(missing, ' ') WITH ORDINALITY m(p, n)
-                  ORDER BY m.n);
+    PERFORM outbox._cron_call(format('DO %L', format(
+        'DECLARE report text; BEGIN '
+        'SELECT string_agg(concat(m.place, m.failed), '' '') INTO report '
+        'FROM (SELECT o.place, o.failed, row_number() OVER (PARTITION BY o.failed IS NULL '
+        'ORDER BY o.place) AS n FROM (SELECT n.place, max(''@'' || '
+        'extract(epoch FROM date_trunc(''milliseconds'', r.start_time))) AS failed '
+        'FROM unnest(%L::text[]) WITH ORDINALITY n(name, place) '
+        'LEFT JOIN cron.job j ON j.jobname = n.name AND j.database = %L AND j.active '
+        'LEFT JOIN (SELECT DISTINCT ON (d.jobid) d.* FROM '
+        '(SELECT * FROM cron.job_run_details ORDER BY runid DESC LIMIT 10000) d '
+        'WHERE d.status IN (''failed'', ''succeeded'') ORDER BY d.jobid, d.runid DESC) r '
+        'ON r.jobid = j.jobid AND r.status = ''failed'' '
+        'GROUP BY n.place HAVING count(j.jobid) = 0 OR count(r.jobid) > 0) o) m '
+        'WHERE m.n <= 100; '
+        'IF report IS NOT NULL THEN '
+        'RAISE EXCEPTION ''[%%]'', report USING ERRCODE = ''OB001''; '
+        'END IF; END', names, current_database())), true);
+EXCEPTION
+    WHEN SQLSTATE 'OB001' THEN
+        report := substring(SQLERRM FROM '\[([0-9@. ]+)\]$');
+        RETURN QUERY
+            SELECT split_part(r.entry, '@', 1)::integer,
+                   to_timestamp(nullif(split_part(r.entry, '@', 2), '')::float8)
+              FROM string_to_table(report, ' ') r(entry)
+             ORDER BY 1;
 END
 $$;
 
-COMMENT ON FUNCTION outbox._unscheduled_jobs() IS 'Enabled jobs that pg_cron does not have.';
+COMMENT ON FUNCTION outbox._cron_report(text[]) IS
+    'Schedules that pg_cron does not have, or that fail.';
+
+-- _cron_runs()
+--     Returns whether pg_cron has a process here that starts jobs. A standby has none.
+CREATE FUNCTION outbox._cron_runs()
+RETURNS boolean
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+RETURN pg_is_in_recovery()
+       OR EXISTS (SELECT FROM pg_stat_activity a WHERE a.backend_type ~ '^pg_cron ');
+
+COMMENT ON FUNCTION outbox._cron_runs() IS 'Whether pg_cron has a process that starts jobs.';
 
 -- _job_status()
---     The row of status() about jobs.
+--     The row of status() about jobs, and about the maintenance that pg_cron calls, if
+--     there are no workers.
 CREATE FUNCTION outbox._job_status()
 RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    missing text[];
+    cron    name := outbox._cron_database();
+    jobs    text[];
+    names   text[];
+    missing text[] := '{}';
+    failing text[] := '{}';
 BEGIN
     component := 'jobs';
-    BEGIN
-        missing := outbox._unscheduled_jobs();
-        ok := missing = '{}';
-        status := CASE WHEN ok THEN format('%s scheduled', (SELECT count(*) FROM outbox.jobs j
-                                                             WHERE j.enabled))
-                       ELSE format('%s not scheduled', cardinality(missing)) END;
-        detail := CASE WHEN NOT ok THEN
-                      'pg_cron does not know: ' || array_to_string(missing[1:5], ', ')
-                      || CASE WHEN cardinality(missing) > 5 THEN ', ...' ELSE '' END END;
-        hint := CASE WHEN NOT ok AND outbox._cron_database() IS NULL THEN
-                         'pg_cron is not installed: add it to shared_preload_libraries, and run '
-                         'CREATE EXTENSION pg_cron in the database that cron.database_name names.'
-                     WHEN NOT ok THEN
-                    'Was the database restored or renamed? Schedule them again: SELECT '
-                    'outbox.set_job_enabled(job_name, true) FROM outbox.jobs WHERE enabled.' END;
-    EXCEPTION
-        WHEN OTHERS THEN
-            ok := false;
-            status := 'not known';
-            detail := SQLERRM;
-            hint := 'pg_cron could not be asked whether it knows the jobs.';
-    END;
+    SELECT array_agg(j.job_name ORDER BY j.job_name),
+           array_agg(outbox._cron_name(j.job_name) ORDER BY j.job_name)
+      INTO jobs, names
+      FROM outbox.jobs j
+     WHERE j.enabled;
+    IF cron IS NULL THEN
+        missing := jobs;
+    ELSE
+        -- the last name is not that of a job, which may be missing
+        IF NOT (SELECT l.preloaded FROM outbox._library() l) THEN
+            names := names || outbox._maintenance_name();
+        END IF;
+        IF names IS NOT NULL THEN
+            BEGIN
+                SELECT coalesce(array_agg(jobs[r.place] ORDER BY r.place)
+                                    FILTER (WHERE r.failed_at IS NULL
+                                              AND r.place <= cardinality(jobs)), '{}'),
+                       coalesce(array_agg(format('%s at %s',
+                                                 coalesce(jobs[r.place], 'the maintenance'),
+                                                 date_trunc('second', r.failed_at))
+                                          ORDER BY r.place)
+                                    FILTER (WHERE r.failed_at IS NOT NULL), '{}')
+                  INTO missing, failing
+                  FROM outbox._cron_report(names) r;
+            EXCEPTION
+                WHEN OTHERS THEN
+                    ok := false;
+                    status := 'not known';
+                    detail := SQLERRM;
+                    hint := 'pg_cron could not be asked whether it knows the jobs.';
+                    RETURN NEXT;
+                    RETURN;
+            END;
+        END IF;
+    END IF;
+    ok := coalesce(cardinality(missing), 0) + cardinality(failing) = 0
+          AND (names IS NULL OR jobs IS NULL OR outbox._cron_runs());
+    status := coalesce(nullif(concat_ws(', ',
+                                        nullif(cardinality(missing), 0) || ' not scheduled',
+                                        nullif(cardinality(failing), 0) || ' failing'), ''),
+                       format('%s scheduled', coalesce(cardinality(jobs), 0)));
+    detail := nullif(concat_ws(
+        '; ',
+        'pg_cron does not know: ' || nullif(array_to_string(missing[1:5], ', '), '')
+        || CASE WHEN cardinality(missing) > 5 THEN ', ...' ELSE '' END,
+        'the last run has failed: ' || nullif(array_to_string(failing[1:5], ', '), '')
+        || CASE WHEN cardinality(failing) > 5 THEN ', ...' ELSE '' END,
+        CASE WHEN NOT ok AND cron IS NOT NULL AND NOT outbox._cron_runs()
+             THEN 'pg_cron has no process' END), '');
+    hint := CASE WHEN ok THEN NULL
+                 WHEN cron IS NULL THEN
+                     'pg_cron is not installed: add it to shared_preload_libraries, and run '
+                     'CREATE EXTENSION pg_cron in the database that cron.database_name names.'
+                 WHEN NOT outbox._cron_runs() THEN
+                     'Is pg_cron in shared_preload_libraries? The server log may say more.'
+                 WHEN cardinality(missing) > 0 THEN
+                     'Was the database restored or renamed? Schedule them again: SELECT '
+                     'outbox.set_job_enabled(job_name, true) FROM outbox.jobs WHERE enabled.'
+                 ELSE format('cron.job_run_details in database %I has the errors. May the roles of '
+                             'the schedules connect, and is there room for pg_cron''s processes?',
+                             cron) END;
     RETURN NEXT;
 END
 $$;

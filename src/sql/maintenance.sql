@@ -170,6 +170,17 @@ $$;
 COMMENT ON PROCEDURE outbox.maintain() IS
     'Does all that the background worker does, until there is nothing left to do.';
 
+-- _maintenance_name()
+--     Returns the name of the schedule of maintenance in pg_cron.
+CREATE FUNCTION outbox._maintenance_name()
+RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+RETURN outbox._cron_fits('outbox maintenance:' || current_database());
+
+COMMENT ON FUNCTION outbox._maintenance_name() IS
+    'The name of the schedule of maintenance in pg_cron.';
+
 -- schedule_maintenance(cron_schedule)
 --     Makes pg_cron call maintain in this database; null removes the schedule.
 --     Returns the name of the schedule.
@@ -179,7 +190,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    name text := outbox._cron_fits('outbox maintenance:' || current_database());
+    name text := outbox._maintenance_name();
 BEGIN
     PERFORM outbox._writes('outbox.schedule_maintenance()');
     IF cron_schedule IS NULL THEN

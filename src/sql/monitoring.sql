@@ -108,57 +108,23 @@ BEGIN
                 AND NOT (workers.launcher AND workers.serves
                          AND NOT workers.no_slots AND NOT workers.no_posts))::integer
         UNION ALL
-        -- there, maintenance takes samples, if there is anything
         SELECT 'outbox_worker_seen_age_seconds', NULL,
-               CASE WHEN standby
-                         OR NOT current_setting('outbox.workers')::boolean
-                         OR current_setting('outbox.depth_retention')::interval = '0'
-                         OR outbox._is_replicated()
-                    THEN 0
-                    ELSE coalesce(greatest(0, extract(epoch FROM clock_timestamp()
-                             - CASE WHEN library.preloaded THEN workers.sampled_at
-                                    ELSE (SELECT greatest(q.created_at,
-                                                          (SELECT max(d.sampled_at)
-                                                             FROM outbox.depth d))
-                                            FROM outbox.queue q
-                                           ORDER BY q.id LIMIT 1) END)), 0)
-               END;
+               extract(epoch FROM outbox._worker_silence());
 
     RETURN QUERY
         SELECT 'outbox_retention_lag_seconds', NULL::text,
                coalesce(max(extract(epoch FROM clock_timestamp() - p.overdue_since)), 0)::float8
           FROM outbox._overdue_partitions(current_setting('outbox.retention')::interval) p;
 
-    -- the transactions that keep autovacuum from freeing space here
     RETURN QUERY
-        SELECT s.metric, NULL::text, coalesce(max(s.value), 0)::float8
-          FROM (SELECT m.metric, m.value
-                  FROM pg_stat_activity a
-                 CROSS JOIN LATERAL (VALUES
-                       ('outbox_snapshot_age_seconds',
-                        extract(epoch FROM clock_timestamp() - a.xact_start)),
-                       ('outbox_snapshot_age_transactions', age(a.backend_xmin))
-                      ) m(metric, value)
-                 WHERE a.backend_xmin IS NOT NULL
-                   AND a.pid <> pg_backend_pid()
-                   AND (a.datname = current_database() OR a.datname IS NULL)
-                UNION ALL
-                SELECT m.metric, m.value
-                  FROM pg_prepared_xacts x
-                 CROSS JOIN LATERAL (VALUES
-                       ('outbox_snapshot_age_seconds',
-                        extract(epoch FROM clock_timestamp() - x.prepared)),
-                       ('outbox_snapshot_age_transactions', age(x.transaction))
-                      ) m(metric, value)
-                 WHERE x.database = current_database()
-                UNION ALL
-                SELECT 'outbox_snapshot_age_transactions',
-                       greatest(age(r.xmin), age(r.catalog_xmin))
-                  FROM pg_replication_slots r
-                UNION ALL
-                VALUES ('outbox_snapshot_age_seconds', 0),
-                       ('outbox_snapshot_age_transactions', 0)) s
-         GROUP BY s.metric;
+        SELECT m.metric, NULL::text, coalesce(m.value, 0)::float8
+          FROM (SELECT max(extract(epoch FROM clock_timestamp() - h.since)) AS seconds,
+                       max(h.xmin_age) AS transactions
+                  FROM outbox._horizon_holders() h
+                 WHERE NOT h.is_catalog) o
+         CROSS JOIN LATERAL (VALUES ('outbox_snapshot_age_seconds', o.seconds),
+                                    ('outbox_snapshot_age_transactions', o.transactions)
+                            ) m(metric, value);
 
     RETURN QUERY
         SELECT 'outbox_joins_open', NULL::text, count(*)::float8
@@ -669,7 +635,11 @@ BEGIN
                format('handler %s %s', p.handler, p.problem), 'handler'
           FROM outbox._handler_problems() p
         UNION ALL
-        SELECT m.name, m.severity, now() - s.value * m.ago, s.value, m.threshold, NULL,
+        SELECT m.name, m.severity, now() - s.value * m.ago, s.value, m.threshold,
+               CASE m.name WHEN 'OutboxSnapshotOld' THEN
+                   (SELECT h.who || ', since ' || date_trunc('second', h.since)
+                      FROM outbox._horizon_holders() h
+                     ORDER BY h.since LIMIT 1) END,
                m.message, m.component
           FROM (VALUES
                 ('OutboxWorkerMissing', 'critical', 'outbox_worker_missing', 0,

@@ -418,8 +418,8 @@ COMMENT ON FUNCTION outbox._written_tables() IS
 
 -- _workers()
 --     Returns the state of the launcher and the workers: whether this database is
---     served, when its worker last took a sample for outbox.depth, and, for all
---     databases, how many workers run, wait for a slot, and fail.
+--     served, when its worker last took a sample for outbox.depth, or could have begun,
+--     and, for all databases, how many workers run, wait for a slot, and fail.
 CREATE FUNCTION outbox._workers(
     OUT launcher     boolean,
     OUT serves       boolean,
@@ -429,7 +429,7 @@ CREATE FUNCTION outbox._workers(
     OUT no_slots     boolean,
     OUT failing_here integer,
     OUT no_posts     boolean,
-    OUT sampled_at   timestamptz
+    OUT seen_at      timestamptz
 )
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'outbox_workers_sql';
@@ -469,7 +469,6 @@ DECLARE
     stats     record;
     stuck     record;
     overdue   record;
-    holder    record;
     next_id   bigint;
     used_id   bigint;
 BEGIN
@@ -727,31 +726,7 @@ BEGIN
 
     RETURN QUERY SELECT * FROM outbox._job_status();
 
-    component := 'xmin horizon';
-    SELECT h.who, h.xmin_age
-      INTO holder
-      FROM (SELECT format('session %s, %s', a.pid, a.state) AS who,
-                   age(a.backend_xmin) AS xmin_age
-              FROM pg_stat_activity a
-             WHERE a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()
-            UNION ALL
-            SELECT format('prepared transaction %L', x.gid), age(x.transaction)
-              FROM pg_prepared_xacts x
-            UNION ALL
-            SELECT format('replication slot %s', r.slot_name),
-                   greatest(age(r.xmin), age(r.catalog_xmin))
-              FROM pg_replication_slots r
-             WHERE r.xmin IS NOT NULL OR r.catalog_xmin IS NOT NULL) h
-     ORDER BY h.xmin_age DESC
-     LIMIT 1;
-    ok := coalesce(holder.xmin_age < 1000000, true);
-    status := CASE WHEN holder.who IS NULL THEN 'not held'
-                   ELSE format('%s transactions behind', holder.xmin_age) END;
-    detail := holder.who;
-    hint := CASE WHEN NOT ok THEN
-                'Finished rows cannot be removed while it is held. '
-                'End the session, or drop the slot.' END;
-    RETURN NEXT;
+    RETURN QUERY SELECT * FROM outbox._horizon_status();
 END
 $$;
 

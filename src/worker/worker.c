@@ -151,6 +151,7 @@ others_wait(void)
 	return pg_atomic_read_u32(&state->waiting[outbox_post_kind(post)]) > 0;
 }
 
+/* Find out whether the database has the extension. */
 static bool
 extension_is_there(void)
 {
@@ -164,7 +165,11 @@ extension_is_there(void)
 	pgstat_report_activity(STATE_IDLE, NULL);
 	LWLockAcquire(&state->lock, LW_EXCLUSIVE);
 	if (!OidIsValid(order.roleid))
+	{
+		if (post->empty && OidIsValid(extension))
+			post->known_since = GetCurrentTimestamp();
 		post->empty = !OidIsValid(extension);
+	}
 	LWLockRelease(&state->lock);
 	return OidIsValid(extension);
 }

@@ -7,39 +7,20 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::RealBin;
-use OutboxTest qw(:DEFAULT claim);
+use OutboxTest qw(:DEFAULT claim own_clock);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-my $dir = PostgreSQL::Test::Utils::tempdir_short();
-my ($clock, $library) = ("$dir/clock", "$dir/clock.so");
-
-plan skip_all => 'there is no C compiler'
-  if system(($ENV{CC} // 'cc') . " -shared -fPIC -O1 -o '$library' '$FindBin::RealBin/clock.c'") != 0;
-
+my $own_clock = own_clock() or plan skip_all => 'there is no C compiler';
+my $clock = $own_clock->{file};
 my ($anna, $berta, $carl) = map { owner($_) } 1 .. 3;
-# How many seconds the server's clock is ahead of ours, from now on. The file is
-# mapped, so it is written in place.
-sub set_clock
-{
-	my $seconds = shift;
 
-	open my $file, -e $clock ? '+<' : '>', $clock or die "could not open $clock: $!";
-	syswrite $file, pack 'q', $seconds;
-	close $file;
-	return;
-}
+# How many seconds the server's clock is ahead of ours, from now on.
+sub set_clock { return $own_clock->{set}->(shift) }
 
-set_clock(0);
-my $node;
-{
-	local $ENV{LD_PRELOAD} = $library;
-	local $ENV{OUTBOX_CLOCK} = $clock;
-	local $ENV{ASAN_OPTIONS} = join ':', grep { $_ } $ENV{ASAN_OPTIONS}, 'verify_asan_link_order=0';
-	$node = new_node('clock', conf => "log_min_messages = debug1\nlog_line_prefix = '%m [%p] %e '\nautovacuum = off\noutbox.max_workers = 2\noutbox.lease_seconds = 2");
-}
+my $node = $own_clock->{new_node}->('clock', conf => "log_min_messages = debug1\nlog_line_prefix = '%m [%p] %e '\nautovacuum = off\noutbox.max_workers = 2\noutbox.lease_seconds = 2");
 my $dbh = connect_to($node);
 
 # Seconds that the server's clock is ahead of ours.

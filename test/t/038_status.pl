@@ -6,7 +6,7 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::RealBin;
-use OutboxTest;
+use OutboxTest qw(:DEFAULT status_row status_says status_is_over complaints);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -16,43 +16,21 @@ my $node = new_node('status');
 my $dbh = connect_to($node);
 my $me = owner(1);
 
-# A row of status(), as "ok status detail hint".
-sub row
-{
-	my ($session, $component) = @_;
-	my @row = $session->selectrow_array('SELECT ok, status, detail, hint FROM outbox.status() WHERE component = ?', undef, $component);
-
-	return join ' ', map { $_ // '-' } @row;
-}
-
-# What status() complains of.
-sub complaints
-{
-	my $session = shift // $dbh;
-
-	return [ map { @$_ } $session->selectall_array('SELECT component FROM outbox.status() WHERE NOT ok ORDER BY 1') ];
-}
-
-# The row of a component says that it is not ok, and what.
+# In the session of this test, unless another one is given.
 sub says
 {
 	my ($component, $pattern, $session) = @_;
-	my $row;
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	poll(sub { ($row = row($session // $dbh, $component)) =~ /^0 .*$pattern/s }, 30);
-	like($row, qr/^0 .*$pattern/s, "status(): $component");
-	return;
+	return status_says($session // $dbh, $component, $pattern);
 }
 
-# ... and that all is well again.
 sub is_over
 {
 	my ($component, $session) = @_;
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	ok(poll(sub { row($session // $dbh, $component) !~ /^0 / }, 30), "status(): $component is ok again") || diag(row($session // $dbh, $component));
-	return;
+	return status_is_over($session // $dbh, $component);
 }
 
 # The gates that a message does not pass, and that each says what it should.
@@ -81,7 +59,7 @@ sub clear { $dbh->do('DELETE FROM outbox.queue'); $dbh->do('DELETE FROM outbox.d
 # In a session of its own, because rows with an id look as if it loaded a dump.
 sub apart { $node->safe_psql('postgres', shift); return }
 
-is_deeply(complaints(), [], 'in the beginning status() has nothing to say');
+is_deeply(complaints($dbh), [], 'in the beginning status() has nothing to say');
 
 # --- transactions that stay open, looked at in the end, when they are old enough
 my $stream = owner(77);
@@ -162,7 +140,7 @@ $dbh->do("SELECT outbox.process_work_batch('$_', 'svc', 'host$_', 1)") for $i1, 
 $m = id_of(enqueue('t', stream_id => owner(5)));
 explains($m, 'partition of an instance', 'for any instance' => 'partition \d+ of 10000 belongs to instance');
 $dbh->do("UPDATE outbox.instances SET last_heartbeat_at = now() - interval '1 hour' WHERE instance_id = '$i2'");
-like(row($dbh, 'instances'), qr/^1 2 svc on host$i2, process 1, silent since .*deregister_instance/, 'status(): a silent instance');
+like(status_row($dbh, 'instances'), qr/^1 2 svc on host$i2, process 1, silent since .*deregister_instance/, 'status(): a silent instance');
 $dbh->do("SELECT outbox.deregister_instance('$i1'), outbox.deregister_instance('$i2')");
 is_over('instances');
 clear();
@@ -197,7 +175,7 @@ $dbh->do('DROP INDEX outbox.mine');
 is_over('queue indexes');
 # nothing is left behind by TRUNCATE
 $dbh->do('TRUNCATE outbox.queue');
-is_deeply(complaints(), [], 'TRUNCATE: status() has nothing to say');
+is_deeply(complaints($dbh), [], 'TRUNCATE: status() has nothing to say');
 explains($m, 'after TRUNCATE', unfinished => 'no such message');
 enqueue('t');
 is(value($dbh, "SELECT count(*) FROM outbox.claim(topics => '{t}')"), 1, 'TRUNCATE: a new message is claimed');
@@ -276,7 +254,7 @@ $dbh->do('REVOKE CONNECT ON DATABASE postgres FROM PUBLIC');
 $m = $handled->();
 says('worker of role alice', 'cannot run has ended with an error \d+ times in a row; .*Role alice has no privilege to connect to the database');
 explains($m, 'a role that may not connect', 'for any worker' => $to_alice, 'handler is called' => 'the worker of role alice cannot start');
-like(row($dbh, 'workers'), qr/^0 .*failing: [1-9]/, 'status(): workers');
+like(status_row($dbh, 'workers'), qr/^0 .*failing: [1-9]/, 'status(): workers');
 $dbh->do('GRANT CONNECT ON DATABASE postgres TO PUBLIC');
 is_over('worker of role alice');
 ok(poll(sub { !count_of($dbh, "outbox.queue WHERE topic = 'handled'") }, 90), 'it is called again');
@@ -479,24 +457,15 @@ sleep 0.5 while time < $began + 61;
 says('open transactions', '1 process \d+, application forgetful, idle in transaction, since .*, 1 others wait for it .*pg_terminate_backend', $held);
 says('prepared transactions', "1 'forgotten' since .*ROLLBACK PREPARED", $held);
 is_deeply(complaints($held), [ 'open transactions', 'prepared transactions' ], 'there is no other complaint');
-is_deeply(complaints(), [], 'none in another database');
+is_deeply(complaints($dbh), [], 'none in another database');
 $open->commit;
 waitpid $blocked, 0;
 $held->do("ROLLBACK PREPARED 'forgotten'");
 is_over($_, $held) for 'open transactions', 'prepared transactions';
 
-# --- an old snapshot
-$second = connect_to($node);
-$second->do('BEGIN ISOLATION LEVEL REPEATABLE READ');
-$second->do('SELECT 1');
-$dbh->do('SET synchronous_commit = off');
-$dbh->do('DO $$ BEGIN FOR i IN 1 .. 1000100 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$');
-says('xmin horizon', '\d+ transactions behind session \d+, idle in transaction');
-$second->do('ROLLBACK');
-is_over('xmin horizon');
 clear();
 $dbh->do('DELETE FROM outbox.joins');
-is_deeply(complaints(), [], 'in the end status() has nothing to say');
+is_deeply(complaints($dbh), [], 'in the end status() has nothing to say');
 $_->disconnect for $dbh, $second, $open, $held;
 $node->stop;
 
@@ -512,15 +481,15 @@ $node->stop;
 # --- without the library, and with too few processes
 $node = new_node('without', preload => 0);
 $dbh = connect_to($node);
-like(row($dbh, 'library'), qr/^0 loaded on demand/, 'status(): not preloaded');
-like(row($dbh, 'workers'), qr/^0 none .*outbox.maintain/, 'status(): no workers');
+like(status_row($dbh, 'library'), qr/^0 loaded on demand/, 'status(): not preloaded');
+like(status_row($dbh, 'workers'), qr/^0 none .*outbox.maintain/, 'status(): no workers');
 $timer = value($dbh, "SELECT outbox.schedule_timer('tick', 'x', now())");
 like(value($dbh, "SELECT detail FROM outbox.explain_message('$timer') WHERE gate = 'dispatched'"), qr/^the library is not preloaded/, 'explain_message(): not preloaded');
 $dbh->disconnect;
 $node->append_conf('postgresql.conf', "shared_preload_libraries = 'outbox'\nmax_worker_processes = 0");
 $node->restart;
 $dbh = connect_to($node);
-like(row($dbh, 'workers'), qr/^0 no launcher .*max_worker_processes/, 'status(): no launcher');
+like(status_row($dbh, 'workers'), qr/^0 no launcher .*max_worker_processes/, 'status(): no launcher');
 like(value($dbh, "SELECT detail FROM outbox.explain_message('$timer') WHERE gate = 'dispatched'"), qr/^the launcher does not run/, 'explain_message(): no launcher');
 $dbh->disconnect;
 $node->append_conf('postgresql.conf', "max_worker_processes = 1\nmax_logical_replication_workers = 0");
@@ -540,7 +509,7 @@ my $standby = PostgreSQL::Test::Cluster->new('second');
 $standby->init_from_backup($primary, 'backup', has_streaming => 1);
 $standby->start;
 $dbh = connect_to($standby);
-like(row($dbh, 'server'), qr/^0 standby .*ask the primary/, 'status(): a standby');
+like(status_row($dbh, 'server'), qr/^0 standby .*ask the primary/, 'status(): a standby');
 explains(value($dbh, 'SELECT id FROM outbox.queue'), 'a standby', 'claims can write' => 'standby');
 $dbh->disconnect;
 $standby->stop;

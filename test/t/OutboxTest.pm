@@ -6,6 +6,7 @@ use warnings;
 use DBI;
 use DBD::Pg ':async';
 use Exporter 'import';
+use FindBin;
 use POSIX ();
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -15,7 +16,7 @@ use Time::HiRes qw(sleep time);
 our @EXPORT = qw(new_node connect_to poll owner kill_backend kill_server wait_for_recovery count_of value
   scale seed client sqlstate is_state check_indexes stranded nothing_stranded begin_call end_call
   is_done sleeps without_memory pgbouncer);
-our @EXPORT_OK = qw(claim own_installation);
+our @EXPORT_OK = qw(claim own_installation own_clock status_row status_says status_is_over complaints);
 
 # How much more than in the short form: OUTBOX_SCALE.
 sub scale { return $ENV{OUTBOX_SCALE} // 1 }
@@ -80,6 +81,34 @@ sub own_installation
 		rename "$dir/new.so", "$dir$pkglibdir/outbox.so" or die $!;
 	};
 	return { path => "$dir$prefix", version => $own, install => $install };
+}
+
+# A clock for servers, which clock.c moves: how to set it, to so many seconds ahead of
+# ours, and how to make a node that has it. Nothing if there is no C compiler.
+sub own_clock
+{
+	my $dir = PostgreSQL::Test::Utils::tempdir_short();
+	my ($clock, $library) = ("$dir/clock", "$dir/clock.so");
+	my $source = "$FindBin::RealBin/clock.c";
+
+	return if system(($ENV{CC} // 'cc') . " -shared -fPIC -O1 -o '$library' '$source'") != 0;
+	# the file is mapped, so it is written in place
+	my $set = sub {
+		open my $file, -e $clock ? '+<' : '>', $clock or die "could not open $clock: $!";
+		syswrite $file, pack 'q', shift;
+		close $file;
+	};
+	$set->(0);
+	return {
+		file => $clock,
+		set => $set,
+		new_node => sub {
+			local $ENV{LD_PRELOAD} = $library;
+			local $ENV{OUTBOX_CLOCK} = $clock;
+			local $ENV{ASAN_OPTIONS} = join ':', grep { $_ } $ENV{ASAN_OPTIONS}, 'verify_asan_link_order=0';
+			return new_node(@_);
+		}
+	};
 }
 
 # A DBI handle; errors die.
@@ -366,6 +395,44 @@ sub nothing_stranded
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return Test::More::is_deeply([ stranded($dbh) ], [], "$name: claims see all that there is");
+}
+
+# A row of status(), as "ok status detail hint".
+sub status_row
+{
+	my ($dbh, $component) = @_;
+	my @row = $dbh->selectrow_array('SELECT ok, status, detail, hint FROM outbox.status() WHERE component = ?', undef, $component);
+
+	return join ' ', map { $_ // '-' } @row;
+}
+
+# The components that status() complains of.
+sub complaints
+{
+	my ($dbh) = @_;
+
+	return [ map { @$_ } $dbh->selectall_array('SELECT component FROM outbox.status() WHERE NOT ok ORDER BY 1') ];
+}
+
+# The row of a component comes to say that it is not ok, and what.
+sub status_says
+{
+	my ($dbh, $component, $pattern) = @_;
+	my $row;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	poll(sub { ($row = status_row($dbh, $component)) =~ /^0 .*$pattern/s }, 90);
+	return Test::More::like($row, qr/^0 .*$pattern/s, "status(): $component");
+}
+
+# ... and that all is well again.
+sub status_is_over
+{
+	my ($dbh, $component) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return Test::More::ok(poll(sub { status_row($dbh, $component) !~ /^0 / }, 90), "status(): $component is ok again")
+	  || Test::More::diag(status_row($dbh, $component));
 }
 
 # Do the indexes agree with the tables?
