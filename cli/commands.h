@@ -19,6 +19,8 @@ extern const Command topics_command;
 extern const Command streams_command;
 extern const Command joins_command;
 extern const Command instances_command;
+extern const Command workers_command;
+extern const Command handlers_command;
 extern const Command subscriptions_command;
 extern const Command timers_command;
 extern const Command jobs_command;

@@ -215,6 +215,91 @@ const Command instances_command = {
 	.run = run_instances
 };
 
+/* outbox workers */
+static int
+run_workers(int count, char **arguments)
+{
+	static const Column columns[] = {
+		{"WORKER", COLUMN_NAME},
+		{"HOST", COLUMN_TEXT, true},
+		{"PROCESS", COLUMN_TEXT},
+		{NULL},
+		{"gone", COLUMN_FLAG, true,.style = STYLE_WARN},
+		{"OPEN", COLUMN_COUNT,.style = STYLE_HEADER},
+		{"CLAIMED", COLUMN_COUNT},
+		{"ENDED", COLUMN_COUNT},
+		{"MEAN", COLUMN_AGE},
+		{"A SECOND", COLUMN_RATE},
+		{"CLAIMED AGO", COLUMN_AGE},
+		{"ENDED AGO", COLUMN_AGE}
+	};
+
+	return list("SELECT coalesce(nullif(w.application, ''), 'no name') AS application, w.host, w.pid, w.owner_token,"
+				"       NOT w.connected AS gone, w.open, w.claimed, w.ended, w.mean_ms / 1000 AS mean_seconds, w.per_second,"
+				"       extract(epoch FROM now() - w.claimed_at)::float8 AS claimed_ago_seconds,"
+				"       extract(epoch FROM now() - w.ended_at)::float8 AS ended_ago_seconds"
+				"  FROM outbox.workers w"
+				" WHERE ($1::text IS NULL OR w.application = $1::text)"
+				"   AND ($3::text IS NULL OR true)"
+				" ORDER BY w.open > 0 DESC, w.mean_ms DESC NULLS FIRST, w.claimed_at LIMIT $2::bigint",
+				columns, "No worker has claimed messages since the server was started.", count, arguments);
+}
+
+const Command workers_command = {
+	.name = "workers",
+	.arguments = "[APPLICATION]",
+	.summary = "Workers, those that have something first, then the slowest",
+	.details = "OPEN messages were claimed and neither ended nor released. MEAN is the time from claim to end.\n"
+	"A worker is known by its owner token, or, if it has a new one for each claim, by its session.\n"
+	"With --json, one document: an array of objects.",
+	.example = "outbox workers mailer",
+	.needs = "monitor",
+	.options = limit_options,
+	.most = 1,
+	.run = run_workers
+};
+
+/* outbox handlers */
+static int
+run_handlers(int count, char **arguments)
+{
+	static const Column columns[] = {
+		{"TOPIC", COLUMN_NAME},
+		{"NAMESPACE", COLUMN_TEXT, true, "default"},
+		{"SUBSCRIPTION", COLUMN_TEXT, true},
+		{"HANDLER", COLUMN_TEXT},
+		{"ROLE", COLUMN_TEXT},
+		{"CALLS", COLUMN_COUNT},
+		{"MEAN", COLUMN_AGE},
+		{"TOTAL", COLUMN_AGE},
+		{"DONE", COLUMN_COUNT},
+		{"RETRIED", COLUMN_COUNT,.style = STYLE_WARN},
+		{"DEAD", COLUMN_COUNT,.style = STYLE_BAD}
+	};
+
+	return list("SELECT h.topic, h.namespace, h.subscription, h.handler, h.role, h.calls,"
+				"       h.mean_ms / 1000 AS mean_seconds, h.call_ms::float8 / 1000 AS total_seconds, h.acked AS done,"
+				"       h.nacked AS retried, h.dead"
+				"  FROM outbox.handler_stats h"
+				" WHERE ($1::text IS NULL OR h.topic = $1::text)"
+				"   AND ($3::text IS NULL OR h.namespace = $3::text)"
+				" ORDER BY h.mean_ms DESC NULLS LAST, h.namespace, h.topic LIMIT $2::bigint",
+				columns, "There are no handlers.", count, arguments);
+}
+
+const Command handlers_command = {
+	.name = "handlers",
+	.arguments = "[TOPIC]",
+	.summary = "Handlers in the database, the slowest first",
+	.details = "Numbers are since outbox.stat_reset() was last called, or the server has lost its counters.\n"
+	"With --json, one document: an array of objects.",
+	.example = "outbox handlers",
+	.needs = "monitor",
+	.options = list_options,
+	.most = 1,
+	.run = run_handlers
+};
+
 /* outbox subscriptions */
 static int
 run_subscriptions(int count, char **arguments)

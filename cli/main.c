@@ -33,8 +33,8 @@ static const struct
 	{"Send and work", {&enqueue_command, &publish_command, &work_command}},
 	{"Step in", {&dead_list_command, &dead_show_command, &dead_redrive_command,
 	&dead_purge_command, &pause_command, &resume_command, &replay_command}},
-	{"More to look at", {&streams_command, &joins_command, &instances_command,
-	&subscriptions_command, &timers_command, &jobs_command}},
+	{"More to look at", {&workers_command, &handlers_command, &streams_command, &joins_command,
+	&instances_command, &subscriptions_command, &timers_command, &jobs_command}},
 	{"Measure", {&bench_command}}
 };
 

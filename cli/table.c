@@ -50,6 +50,9 @@ cell_text(PGresult *result, int row, int column, const Column *spec)
 			case COLUMN_AGE:
 				append_age(&out, strtod(value, NULL));
 				break;
+			case COLUMN_RATE:
+				append_short(&out, strtod(value, NULL));
+				break;
 			case COLUMN_TIME:
 				append_time(&out, value);
 				break;
@@ -115,12 +118,19 @@ make_narrow(int *widths, const Column *columns, int count, int room)
 	}
 }
 
+/* Are the values of a column aligned at its right edge? */
+static bool
+is_right(const Column *spec)
+{
+	return spec->kind == COLUMN_COUNT || spec->kind == COLUMN_AGE || spec->kind == COLUMN_RATE;
+}
+
 /* Append one cell. */
 static void
 append_cell(PQExpBuffer out, PGresult *result, int row, int column, const Column *spec, int width,
 			bool last)
 {
-	bool		right = spec->kind == COLUMN_COUNT || spec->kind == COLUMN_AGE;
+	bool		right = is_right(spec);
 	char	   *text = cell_text(result, row, column, spec);
 	Style		style = spec->style;
 
@@ -188,7 +198,7 @@ print_table(PGresult *result, const Column *columns)
 				append_cell(&out, result, row, i, &columns[i], widths[i], i == last);
 			else
 			{
-				bool		right = columns[i].kind == COLUMN_COUNT || columns[i].kind == COLUMN_AGE;
+				bool		right = is_right(&columns[i]);
 
 				appendPQExpBufferStr(&out, style_on(STYLE_HEADER));
 				if (i == last && !right)

@@ -15,6 +15,7 @@ typedef enum ColumnKind
 	COLUMN_NAME,				/* text that is given to other commands */
 	COLUMN_COUNT,
 	COLUMN_AGE,					/* seconds */
+	COLUMN_RATE,				/* a number that need not be whole */
 	COLUMN_TIME,
 	COLUMN_FLAG,				/* the title if true */
 	COLUMN_STATE				/* ready, done, failed ... in its colour */

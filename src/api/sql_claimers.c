@@ -34,8 +34,11 @@ set_claimer(Datum *values, bool *isnull, const OutboxClaimer *claimer)
 
 /*
  * outbox._owner_claims() RETURNS TABLE (claimed_at timestamptz, pid int,
- *		application text, host text, owner_token uuid)
- *		The sessions that last claimed for each owner, as far as it is known.
+ *		application text, host text, owner_token uuid, since timestamptz, ended_at
+ *		timestamptz, claims bigint, claimed bigint, ended bigint, released bigint,
+ *		service_ms double precision)
+ *		The sessions that last claimed for each owner, and what the owners have
+ *		done, as far as it is known.
  */
 PG_FUNCTION_INFO_V1(outbox_owner_claims);
 Datum
@@ -48,13 +51,21 @@ outbox_owner_claims(PG_FUNCTION_ARGS)
 	for (int i = 0; i < nplaces; i++)
 	{
 		OutboxOwnerClaim claim;
-		Datum		values[5];
-		bool		isnull[5] = {false};
+		Datum		values[12];
+		bool		isnull[12] = {false};
 
 		if (!outbox_claimers_read_owner(i, &claim))
 			continue;
 		set_claimer(values, isnull, &claim.claimer);
 		values[4] = UUIDPGetDatum(&claim.owner);
+		values[5] = TimestampTzGetDatum(claim.work.since);
+		values[6] = TimestampTzGetDatum(claim.work.ended_at);
+		isnull[6] = claim.work.ended_at == 0;
+		values[7] = Int64GetDatum(claim.work.claims);
+		values[8] = Int64GetDatum(claim.work.claimed);
+		values[9] = Int64GetDatum(claim.work.ended);
+		values[10] = Int64GetDatum(claim.work.released);
+		values[11] = Float8GetDatum(claim.work.service_usecs / 1000.0);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, isnull);
 	}
 	return (Datum) 0;

@@ -46,12 +46,15 @@ histogram_datum(const uint64 *buckets)
 static void
 set_counts(Datum *values, const OutboxCounts *counts)
 {
+	static const OutboxCount times[] = {
+		OUTBOX_COUNT_WAIT_USECS, OUTBOX_COUNT_SERVICE_USECS, OUTBOX_COUNT_CALL_USECS
+	};
+
 	for (int i = 0; i < OUTBOX_NCOUNTS; i++)
 		values[FIRST_COUNT + i] = Int64GetDatum((int64) counts->counts[i]);
-	values[FIRST_COUNT + OUTBOX_COUNT_WAIT_USECS] =
-		Int64GetDatum((int64) (counts->counts[OUTBOX_COUNT_WAIT_USECS] / 1000));
-	values[FIRST_COUNT + OUTBOX_COUNT_SERVICE_USECS] =
-		Int64GetDatum((int64) (counts->counts[OUTBOX_COUNT_SERVICE_USECS] / 1000));
+	for (int i = 0; i < lengthof(times); i++)
+		values[FIRST_COUNT + times[i]] =
+			Int64GetDatum((int64) (counts->counts[times[i]] / 1000));
 	for (int h = 0; h < OUTBOX_NHISTOGRAMS; h++)
 		values[FIRST_HISTOGRAM + h] = histogram_datum(counts->buckets[h]);
 }

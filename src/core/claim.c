@@ -769,7 +769,7 @@ outbox_claim(const OutboxClaim *claim, OutboxClaimSink sink, void *arg,
 		*for_others = claimer.merge.nvisited > 0 || claimer.skips_reserved;
 	if (claimer.ntaken > 0)
 	{
-		outbox_claimers_note_owner(&claim->owner, claimer.now);
+		outbox_claimers_note_owner(&claim->owner, claimer.ntaken, claimer.now);
 		outbox_log("outbox claim: count %d", claimer.ntaken);
 	}
 	return claimer.ntaken;

@@ -30,6 +30,7 @@
 #include "queue/queue.h"
 #include "queue/stream.h"
 #include "queue/walk.h"
+#include "shmem/claimers.h"
 #include "shmem/counters.h"
 #include "shmem/lane.h"
 #include "shmem/wake.h"
@@ -72,6 +73,9 @@ typedef struct Settler
 	CheckedStream checked[CHECKED_STREAMS];
 	OutboxGoneBack gone_back;
 	MemoryContext errors;		/* of the current message */
+	int			nended;			/* by ack, nack and fail */
+	int			nreleased;
+	int64		service_usecs;	/* for which the owner had those that ended */
 } Settler;
 
 /* ---------------------------------------------------------------------- */
@@ -382,8 +386,11 @@ static void
 count_settled(Settler *settler)
 {
 	OutboxStoreKind kind = settler->settle->store->kind;
+	OutboxSettlement what = what_to_do(settler);
 
-	switch (what_to_do(settler))
+	if (what == OUTBOX_RELEASE || (what == OUTBOX_ADVANCE && settler->goes_back))
+		settler->nreleased++;
+	switch (what)
 	{
 		case OUTBOX_NACK:
 			outbox_count_message(kind, settler->slot, OUTBOX_COUNT_NACKED);
@@ -400,7 +407,8 @@ count_settled(Settler *settler)
 		default:
 			return;
 	}
-	outbox_count_served(kind, settler->slot, settler->now);
+	settler->nended++;
+	settler->service_usecs += outbox_count_served(kind, settler->slot, settler->now);
 }
 
 /* Settle one lease; false if it does not stand. */
@@ -548,6 +556,9 @@ outbox_settle(OutboxSettle *settle)
 	Assert(nsettled + nlost <= settle->nleases);
 	if (settle->strict && nlost > 0)
 		report_lost(lost, nlost);
+	if (settler.nended + settler.nreleased > 0)
+		outbox_claimers_note_ended(&settle->owner, settler.nended, settler.nreleased,
+								   settler.service_usecs, settler.now);
 	end_settler(&settler);
 	pfree(lost);
 	return nsettled;

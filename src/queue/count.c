@@ -101,18 +101,36 @@ outbox_count_claimed(OutboxStoreKind kind, TupleTableSlot *message,
 }
 
 /*
- * Count for how long an owner had a message, which it gives back or ends.  If SQL
- * of a user has leased the message, that may not have set the time.
+ * Count for how long an owner had a message, which it gives back or ends, and
+ * return that.  If SQL of a user has leased the message, that may not have set
+ * the time; then it is 0.
  */
-void
+int64
 outbox_count_served(OutboxStoreKind kind, TupleTableSlot *message,
 					TimestampTz now)
 {
 	OutboxTally *tally = tally_of_message(kind, message);
 	bool		isnull;
 	Datum		since = slot_getattr(message, Q_LEASED_AT, &isnull);
+	int64		usecs;
 
-	if (tally != NULL && !isnull)
-		outbox_tally_time(tally, OUTBOX_HISTOGRAM_SERVICE,
-						  now - DatumGetTimestampTz(since));
+	if (isnull)
+		return 0;
+	usecs = Max(now - DatumGetTimestampTz(since), 0);
+	if (tally != NULL)
+		outbox_tally_time(tally, OUTBOX_HISTOGRAM_SERVICE, usecs);
+	return usecs;
+}
+
+/* Count a call of a function that handles messages of a topic, and its time. */
+void
+outbox_count_call(const text *namespace, const text *topic, int32 subscriber,
+				  int64 usecs)
+{
+	OutboxTally *tally = tally_of(OUTBOX_QUEUE, namespace, topic, subscriber);
+
+	if (tally == NULL)
+		return;
+	outbox_tally_count(tally, OUTBOX_COUNT_CALLS, 1);
+	outbox_tally_count(tally, OUTBOX_COUNT_CALL_USECS, Max(usecs, 0));
 }

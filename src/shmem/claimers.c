@@ -1,21 +1,26 @@
 /*
  * claimers.c
- *	  Which sessions have claimed, for which owners and from which topics.
+ *	  Which sessions have claimed, for which owners and from which topics, and
+ *	  what the owners have done.
  *
  * An owner is a UUID chosen by a worker, so a lease does not say where the
  * worker is.  Each claim that gets messages records the process, the
  * application and the host of its session here: once under the owner's token,
- * for views that show leases, and once under each topic, for views that show
- * when a topic was last claimed from.
+ * for views that show leases and workers, and once under each topic, for views
+ * that show when a topic was last claimed from.  Under the owner's token it
+ * also counts what was claimed, and the calls that settle messages count these,
+ * and for how long the owner had them.
  *
  * Both are tables of fixed size, in which an entry replaces another with the
  * same hash; correctness does not depend on them.  They are written by the
- * claim, before its transaction commits, and never cleaned up: readers compare
+ * call, before its transaction commits, and never cleaned up: readers compare
  * the token, and a claim that was rolled back counts as a claim.
  *
- * An entry is protected by its spinlock.  An entry that was written a moment
- * ago is not written again, so sessions that claim from one topic do not
- * contend for it.
+ * Many workers have a new token for each claim, so there is room for some owners
+ * with the same hash, and those give way first that have settled all that they
+ * have claimed.  A set of these is protected by its spinlock, and so is the
+ * entry of a topic.  The latter is not written again if it was written a moment
+ * ago, so sessions that claim from one topic do not contend for it.
  */
 #include "postgres.h"
 
@@ -29,6 +34,7 @@
 #include "utils/guc.h"
 
 #include "compat.h"
+#include "outbox.h"
 #include "shmem/claimers.h"
 #include "shmem/shmem.h"
 #include "util/hash.h"
@@ -36,8 +42,7 @@
 /* The tables use this fraction of the memory for lanes, in addition to it. */
 #define BUDGET_PART 64
 
-/* How old an entry must be to be written again by its session, or by any. */
-#define OWNER_USECS (INT64CONST(1000) * 1000)
+/* How old the entry of a topic must be to be written again. */
 #define TOPIC_USECS (INT64CONST(10) * 1000)
 
 /* ---------------------------------------------------------------------- */
@@ -53,9 +58,9 @@ places_for(Size budget, Size size)
 static Size
 topics_offset(Size budget)
 {
-	return MAXALIGN(offsetof(OutboxClaimers, owners) +
-					places_for(budget, sizeof(OutboxOwnerClaim)) *
-					sizeof(OutboxOwnerClaim));
+	return MAXALIGN(offsetof(OutboxClaimers, sets) +
+					places_for(budget, sizeof(OutboxOwnerSet)) *
+					sizeof(OutboxOwnerSet));
 }
 
 /* The size of the tables, for a budget of so much memory for lanes. */
@@ -77,11 +82,11 @@ void
 outbox_claimers_init(OutboxClaimers *claimers, Size budget)
 {
 	memset(claimers, 0, outbox_claimers_size(budget));
-	claimers->nowners = places_for(budget, sizeof(OutboxOwnerClaim));
+	claimers->nsets = places_for(budget, sizeof(OutboxOwnerSet));
 	claimers->ntopics = places_for(budget, sizeof(OutboxTopicClaim));
 	claimers->topics = topics_offset(budget);
-	for (int i = 0; i < claimers->nowners; i++)
-		SpinLockInit(&claimers->owners[i].mutex);
+	for (int i = 0; i < claimers->nsets; i++)
+		SpinLockInit(&claimers->sets[i].mutex);
 	for (int i = 0; i < claimers->ntopics; i++)
 		SpinLockInit(&topic_places(claimers)[i].mutex);
 }
@@ -134,28 +139,111 @@ describe_session(OutboxClaimer *claimer, TimestampTz now)
 	strlcpy(claimer->host, client_host(), sizeof(claimer->host));
 }
 
-/* Record that this session has leased messages to the owner. */
+/* The set that the owner's entry is in, or would be. */
+static OutboxOwnerSet *
+set_of(OutboxClaimers *claimers, const pg_uuid_t *owner)
+{
+	return &claimers->sets[outbox_uuid_hash(owner) % claimers->nsets];
+}
+
+/* The owner's entry; NULL if there is none.  The caller must hold the lock. */
+static OutboxOwnerClaim *
+find_owner(OutboxOwnerSet *set, const pg_uuid_t *owner)
+{
+	for (int i = 0; i < OUTBOX_OWNER_WAYS; i++)
+	{
+		OutboxOwnerClaim *claim = &set->claims[i];
+
+		if (claim->claimer.pid != 0 && claim->dbid == MyDatabaseId &&
+			memcmp(&claim->owner, owner, sizeof(pg_uuid_t)) == 0)
+			return claim;
+	}
+	return NULL;
+}
+
+/*
+ * Would this entry rather be replaced than the other one?  First one that is
+ * unused, then one whose owner has settled everything, then the older one.
+ */
+static bool
+gives_way(const OutboxOwnerClaim *claim, const OutboxOwnerClaim *other)
+{
+	bool		idle = claim->work.ended + claim->work.released >= claim->work.claimed;
+	bool		other_idle = other->work.ended + other->work.released >= other->work.claimed;
+
+	if (claim->claimer.pid == 0 || other->claimer.pid == 0)
+		return other->claimer.pid != 0;
+	if (idle != other_idle)
+		return idle;
+	return claim->claimer.at < other->claimer.at;
+}
+
+/* Make an entry for the owner.  The caller must hold the lock. */
+static OutboxOwnerClaim *
+make_owner(OutboxOwnerSet *set, const pg_uuid_t *owner, TimestampTz now)
+{
+	OutboxOwnerClaim *made = &set->claims[0];
+
+	for (int i = 1; i < OUTBOX_OWNER_WAYS; i++)
+	{
+		if (gives_way(&set->claims[i], made))
+			made = &set->claims[i];
+	}
+	made->dbid = MyDatabaseId;
+	made->owner = *owner;
+	made->work = OUTBOX_MAKE(OutboxOwnerWork,.since = now);
+	return made;
+}
+
+/* Record that this session has leased so many messages to the owner. */
 void
-outbox_claimers_note_owner(const pg_uuid_t *owner, TimestampTz now)
+outbox_claimers_note_owner(const pg_uuid_t *owner, int nclaimed, TimestampTz now)
 {
 	OutboxClaimers *claimers = outbox_shmem_claimers();
+	OutboxOwnerSet *set;
 	OutboxOwnerClaim *claim;
 	OutboxClaimer claimer;
 
 	if (claimers == NULL)
 		return;
-	claim = &claimers->owners[outbox_uuid_hash(owner) % claimers->nowners];
+	set = set_of(claimers, owner);
 	describe_session(&claimer, now);
-	SpinLockAcquire(&claim->mutex);
-	if (claim->claimer.pid != MyProcPid || claim->dbid != MyDatabaseId ||
-		claim->claimer.at < now - OWNER_USECS ||
-		memcmp(&claim->owner, owner, sizeof(pg_uuid_t)) != 0)
+	SpinLockAcquire(&set->mutex);
+	claim = find_owner(set, owner);
+	if (claim == NULL)
+		claim = make_owner(set, owner, now);
+	claim->claimer = claimer;
+	claim->work.claims++;
+	claim->work.claimed += nclaimed;
+	SpinLockRelease(&set->mutex);
+}
+
+/*
+ * Record that the owner has ended so many messages, which it had for so long in
+ * all, and has released others.
+ */
+void
+outbox_claimers_note_ended(const pg_uuid_t *owner, int nended, int nreleased,
+						   int64 service_usecs, TimestampTz now)
+{
+	OutboxClaimers *claimers = outbox_shmem_claimers();
+	OutboxOwnerSet *set;
+	OutboxOwnerClaim *claim;
+
+	if (claimers == NULL)
+		return;
+	set = set_of(claimers, owner);
+	SpinLockAcquire(&set->mutex);
+	claim = find_owner(set, owner);
+	if (claim != NULL)
 	{
-		claim->dbid = MyDatabaseId;
-		claim->owner = *owner;
-		claim->claimer = claimer;
+		claim->work.ended += nended;
+		claim->work.released += nreleased;
+		claim->work.service_usecs += service_usecs;
+		if (nended > 0)
+			claim->work.ended_at = now;
 	}
-	SpinLockRelease(&claim->mutex);
+	SpinLockRelease(&set->mutex);
 }
 
 /*
@@ -201,7 +289,7 @@ outbox_claimers_owner_places(void)
 {
 	OutboxClaimers *claimers = outbox_shmem_claimers();
 
-	return claimers == NULL ? 0 : claimers->nowners;
+	return claimers == NULL ? 0 : claimers->nsets * OUTBOX_OWNER_WAYS;
 }
 
 /* The number of entries for topics; 0 if there is no shared memory. */
@@ -218,12 +306,12 @@ bool
 outbox_claimers_read_owner(int place, OutboxOwnerClaim *claim)
 {
 	OutboxClaimers *claimers = outbox_shmem_claimers();
-	OutboxOwnerClaim *from = &claimers->owners[place];
+	OutboxOwnerSet *set = &claimers->sets[place / OUTBOX_OWNER_WAYS];
 
-	Assert(place >= 0 && place < claimers->nowners);
-	SpinLockAcquire(&from->mutex);
-	*claim = *from;
-	SpinLockRelease(&from->mutex);
+	Assert(place >= 0 && place < claimers->nsets * OUTBOX_OWNER_WAYS);
+	SpinLockAcquire(&set->mutex);
+	*claim = set->claims[place % OUTBOX_OWNER_WAYS];
+	SpinLockRelease(&set->mutex);
 	return claim->claimer.pid != 0 && claim->dbid == MyDatabaseId;
 }
 

@@ -1,6 +1,7 @@
 /*
  * claimers.h
- *	  Which sessions have claimed, for which owners and from which topics.
+ *	  Which sessions have claimed, for which owners and from which topics, and
+ *	  what the owners have done.
  */
 #ifndef OUTBOX_CLAIMERS_H
 #define OUTBOX_CLAIMERS_H
@@ -25,14 +26,35 @@ typedef struct OutboxClaimer
 	char		host[OUTBOX_HOST_SIZE];
 } OutboxClaimer;
 
+/* What an owner has done since its entry was made. */
+typedef struct OutboxOwnerWork
+{
+	TimestampTz since;
+	TimestampTz ended_at;		/* when it last ended a message; 0: never */
+	int64		claims;			/* calls that got messages */
+	int64		claimed;		/* messages */
+	int64		ended;			/* by ack, nack or fail */
+	int64		released;
+	int64		service_usecs;	/* from claim to end, of those that have ended */
+} OutboxOwnerWork;
+
 /* The last claim for an owner. */
 typedef struct OutboxOwnerClaim
 {
-	slock_t		mutex;
 	Oid			dbid;
 	pg_uuid_t	owner;
 	OutboxClaimer claimer;
+	OutboxOwnerWork work;
 } OutboxOwnerClaim;
+
+/* How many owners with the same hash there is room for. */
+#define OUTBOX_OWNER_WAYS 4
+
+typedef struct OutboxOwnerSet
+{
+	slock_t		mutex;
+	OutboxOwnerClaim claims[OUTBOX_OWNER_WAYS];
+} OutboxOwnerSet;
 
 /* The last claim from a topic of the queue, or from a subscription. */
 typedef struct OutboxTopicClaim
@@ -49,17 +71,21 @@ typedef struct OutboxTopicClaim
 /* The two tables, in the block of shared memory. */
 typedef struct OutboxClaimers
 {
-	int			nowners;
+	int			nsets;
 	int			ntopics;
 	Size		topics;			/* offset from here */
-	OutboxOwnerClaim owners[FLEXIBLE_ARRAY_MEMBER];
+	OutboxOwnerSet sets[FLEXIBLE_ARRAY_MEMBER];
 } OutboxClaimers;
 
 extern Size outbox_claimers_size(Size budget);
 extern void outbox_claimers_init(OutboxClaimers *claimers, Size budget);
 
 extern void outbox_claimers_clip(char *name, Size size, const text *value);
-extern void outbox_claimers_note_owner(const pg_uuid_t *owner, TimestampTz now);
+extern void outbox_claimers_note_owner(const pg_uuid_t *owner, int nclaimed,
+									   TimestampTz now);
+extern void outbox_claimers_note_ended(const pg_uuid_t *owner, int nended,
+									   int nreleased, int64 service_usecs,
+									   TimestampTz now);
 extern void outbox_claimers_note_topic(const text *namespace, const text *name,
 									   bool is_subscription, uint64 hash,
 									   TimestampTz now);

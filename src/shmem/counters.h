@@ -24,10 +24,12 @@ typedef enum OutboxCount
 	OUTBOX_COUNT_LEASES_LOST,
 	OUTBOX_COUNT_BYTES,			/* of payloads */
 	OUTBOX_COUNT_WAIT_USECS,	/* from due to claimed */
-	OUTBOX_COUNT_SERVICE_USECS	/* from claimed to ended */
+	OUTBOX_COUNT_SERVICE_USECS, /* from claimed to ended */
+	OUTBOX_COUNT_CALLS,			/* of handlers */
+	OUTBOX_COUNT_CALL_USECS
 } OutboxCount;
 
-#define OUTBOX_NCOUNTS 11
+#define OUTBOX_NCOUNTS 13
 
 /* Times whose distribution is known. */
 typedef enum OutboxHistogram

@@ -10,6 +10,7 @@
  */
 #include "postgres.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "mb/pg_wchar.h"
@@ -27,11 +28,12 @@
 #define COUNTERS_FILE PGSTAT_STAT_PERMANENT_DIRECTORY "/outbox.stat"
 
 /* Changes with the format. */
-#define MAGIC 0x6f627801
+#define MAGIC 0x6f627802
 
 typedef struct FileHeader
 {
 	uint32		magic;
+	uint32		entry_size;
 	int			nentries;
 	TimestampTz since;
 } FileHeader;
@@ -89,12 +91,18 @@ put_entry(CheckedFile *to, const OutboxCounterCopy *copy)
 	return put(to, &entry, sizeof(entry)) && put(to, copy->counted.bytes, entry.size);
 }
 
+/* Write everything, and a checksum at the end. */
 static bool
 put_all(CheckedFile *to, TimestampTz since, const OutboxCounterCopy *copies, int n)
 {
-	FileHeader	header = {.magic = MAGIC,.nentries = n,.since = since};
+	FileHeader	header;
 	pg_crc32c	crc;
 
+	memset(&header, 0, sizeof(header));
+	header.magic = MAGIC;
+	header.entry_size = sizeof(FileEntry);
+	header.nentries = n;
+	header.since = since;
 	if (!put(to, &header, sizeof(header)))
 		return false;
 	for (int i = 0; i < n; i++)
@@ -169,6 +177,21 @@ get_entry(CheckedFile *from, OutboxCounterCopy *copy)
 }
 
 /*
+ * How many entries the file can have at most, by its size: the number in its
+ * header is not verified yet when memory is allocated for them.
+ */
+static int
+room_for_entries(CheckedFile *from)
+{
+	struct stat info;
+
+	if (fstat(fileno(from->file), &info) != 0)
+		return 0;
+	return (int) Min(info.st_size / sizeof(FileEntry),
+					 MaxAllocSize / sizeof(OutboxCounterCopy) - 1);
+}
+
+/*
  * Read everything, and add it to the counters once its checksum is verified.
  * False if the file is damaged, or has another format.
  */
@@ -181,7 +204,8 @@ get_all(CheckedFile *from, OutboxCounterMemory *memory)
 	pg_crc32c	crc;
 
 	if (!get(from, &header, sizeof(header)) || header.magic != MAGIC ||
-		header.nentries < 0 || header.nentries > MaxAllocSize / sizeof(OutboxCounterCopy))
+		header.entry_size != sizeof(FileEntry) ||
+		header.nentries < 0 || header.nentries > room_for_entries(from))
 		return false;
 	copies = palloc_array(OutboxCounterCopy, header.nentries + 1);
 	for (int i = 0; i < header.nentries; i++)

@@ -6,14 +6,23 @@
 -- the privileges of the reader, who therefore needs EXECUTE.
 
 -- _owner_claims()
---     The session that has last claimed for each owner.
+--     The session that has last claimed for each owner, and what was done in the owner's
+--     name since the time "since", rolled back or not: calls that got messages, messages
+--     that were claimed, ended by ack, nack or fail, or released.
 CREATE FUNCTION outbox._owner_claims()
 RETURNS TABLE (
     claimed_at  timestamptz,
     pid         integer,
     application text,
     host        text,
-    owner_token uuid
+    owner_token uuid,
+    since       timestamptz,
+    ended_at    timestamptz,
+    claims      bigint,
+    claimed     bigint,
+    ended       bigint,
+    released    bigint,
+    service_ms  double precision
 )
 LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 100
 AS 'MODULE_PATHNAME', 'outbox_owner_claims';
@@ -105,3 +114,50 @@ COMMENT ON COLUMN outbox.claimers.last_host IS 'The address of its client, which
 COMMENT ON COLUMN outbox.claimers.waiting_since IS
     'When the first of the waiting claims began to wait.';
 COMMENT ON COLUMN outbox.claimers.waiting_pids IS 'The processes of the waiting claims.';
+
+-- Workers that use one token are a row each. Those that have a new one for each claim
+-- are known by their sessions.
+CREATE VIEW outbox.workers AS
+WITH owners AS (
+    SELECT CASE WHEN o.claims > 1 THEN o.owner_token END AS owner_token, o.pid, o.application,
+           o.host, o.since, o.claimed_at, o.ended_at, o.claims, o.claimed, o.ended, o.released,
+           o.service_ms
+      FROM outbox._owner_claims() o
+)
+SELECT o.application, o.host, o.pid, o.owner_token,
+       EXISTS (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = o.pid) AS connected,
+       greatest(sum(o.claimed - o.ended - o.released), 0)::bigint AS open,
+       sum(o.claimed)::bigint AS claimed,
+       sum(o.ended)::bigint AS ended,
+       sum(o.released)::bigint AS released,
+       sum(o.service_ms) / nullif(sum(o.ended), 0)::float8 AS mean_ms,
+       (sum(o.ended) / nullif(extract(epoch FROM max(o.ended_at) - min(o.since)), 0))::float8
+           AS per_second,
+       min(o.since) AS since,
+       max(o.claimed_at) AS claimed_at,
+       max(o.ended_at) AS ended_at
+  FROM owners o
+ GROUP BY o.application, o.host, o.pid, o.owner_token
+ ORDER BY mean_ms DESC NULLS FIRST, claimed_at;
+
+COMMENT ON VIEW outbox.workers IS
+    'What workers have done, according to shared memory; those that have ended nothing come '
+    'first, then the slowest.';
+COMMENT ON COLUMN outbox.workers.application IS
+    'The application_name of its session, when it last claimed.';
+COMMENT ON COLUMN outbox.workers.host IS 'The address of its client, which may be a pooler.';
+COMMENT ON COLUMN outbox.workers.pid IS 'The process of its session.';
+COMMENT ON COLUMN outbox.workers.owner_token IS
+    'Its owner token; null for a session that has a new one for each claim.';
+COMMENT ON COLUMN outbox.workers.connected IS 'Whether there is a session with this process.';
+COMMENT ON COLUMN outbox.workers.open IS
+    'Messages that it has claimed, and neither ended nor released; leases that have ended since '
+    'are among them.';
+COMMENT ON COLUMN outbox.workers.claimed IS 'Messages that it has claimed.';
+COMMENT ON COLUMN outbox.workers.ended IS 'Those that it has ended by ack, nack or fail.';
+COMMENT ON COLUMN outbox.workers.released IS 'Those that it has released.';
+COMMENT ON COLUMN outbox.workers.mean_ms IS 'Time from claim to end, on average.';
+COMMENT ON COLUMN outbox.workers.per_second IS 'How many it has ended in a second, on average.';
+COMMENT ON COLUMN outbox.workers.since IS 'Since when this is known of it.';
+COMMENT ON COLUMN outbox.workers.claimed_at IS 'When it last claimed messages.';
+COMMENT ON COLUMN outbox.workers.ended_at IS 'When it last ended one; null if it has not.';

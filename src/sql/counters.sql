@@ -24,6 +24,8 @@ RETURNS TABLE (
     bytes             bigint,
     wait_ms           bigint,
     service_ms        bigint,
+    calls             bigint,
+    call_ms           bigint,
     wait_histogram    bigint[],
     service_histogram bigint[],
     stats_since       timestamptz
@@ -37,7 +39,8 @@ COMMENT ON FUNCTION outbox._counters(boolean) IS
 CREATE VIEW outbox.topic_counters AS
 SELECT c.kind, c.namespace, c.subscription, c.topic,
        c.enqueued, c.claimed, c.acked, c.nacked, c.failed, c.dead, c.expired, c.leases_lost,
-       c.bytes, c.wait_ms, c.service_ms, c.wait_histogram, c.service_histogram, c.stats_since
+       c.bytes, c.wait_ms, c.service_ms, c.calls, c.call_ms, c.wait_histogram,
+       c.service_histogram, c.stats_since
   FROM outbox._counters(true) c;
 
 COMMENT ON VIEW outbox.topic_counters IS
@@ -71,6 +74,8 @@ COMMENT ON COLUMN outbox.topic_counters.wait_ms IS
     'Sum of the times from when a message could be claimed until it was.';
 COMMENT ON COLUMN outbox.topic_counters.service_ms IS
     'Sum of the times from a claim to ack, nack or fail.';
+COMMENT ON COLUMN outbox.topic_counters.calls IS 'Calls of its handler, if it has one.';
+COMMENT ON COLUMN outbox.topic_counters.call_ms IS 'Sum of the times that they took.';
 COMMENT ON COLUMN outbox.topic_counters.wait_histogram IS
     'How many of the waiting times were up to 1 ms, up to 2 ms, up to 4 ms and so on; the '
     'last element is for everything above 2^26 ms.';
@@ -80,7 +85,8 @@ COMMENT ON COLUMN outbox.topic_counters.stats_since IS 'Since when the row count
 
 CREATE VIEW outbox.stat AS
 SELECT c.enqueued, c.claimed, c.acked, c.nacked, c.failed, c.dead, c.expired, c.leases_lost,
-       c.bytes, c.wait_ms, c.service_ms, c.wait_histogram, c.service_histogram, c.stats_since
+       c.bytes, c.wait_ms, c.service_ms, c.calls, c.call_ms, c.wait_histogram,
+       c.service_histogram, c.stats_since
   FROM outbox._counters(false) c;
 
 COMMENT ON VIEW outbox.stat IS
@@ -96,11 +102,55 @@ COMMENT ON COLUMN outbox.stat.leases_lost IS 'See outbox.topic_counters.';
 COMMENT ON COLUMN outbox.stat.bytes IS 'See outbox.topic_counters.';
 COMMENT ON COLUMN outbox.stat.wait_ms IS 'See outbox.topic_counters.';
 COMMENT ON COLUMN outbox.stat.service_ms IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.calls IS 'See outbox.topic_counters.';
+COMMENT ON COLUMN outbox.stat.call_ms IS 'See outbox.topic_counters.';
 COMMENT ON COLUMN outbox.stat.wait_histogram IS 'See outbox.topic_counters.';
 COMMENT ON COLUMN outbox.stat.service_histogram IS 'See outbox.topic_counters.';
 COMMENT ON COLUMN outbox.stat.stats_since IS
     'When stat_reset() was last called, or the server has lost its counters; null if '
     'nothing is counted.';
+
+CREATE VIEW outbox.handler_stats AS
+SELECT h.namespace, h.topic, nullif(h.subscription, '') AS subscription, h.handler, h.role,
+       coalesce(c.calls, 0) AS calls,
+       c.call_ms::float8 / nullif(c.calls, 0) AS mean_ms,
+       coalesce(c.call_ms, 0) AS call_ms,
+       coalesce(c.acked, 0) AS acked,
+       coalesce(c.nacked, 0) AS nacked,
+       coalesce(c.dead, 0) AS dead,
+       coalesce(c.leases_lost, 0) AS leases_lost,
+       c.stats_since
+  FROM outbox.handlers h
+ CROSS JOIN LATERAL (SELECT sum(k.calls)::bigint AS calls, sum(k.call_ms)::bigint AS call_ms,
+                            sum(k.acked)::bigint AS acked, sum(k.nacked)::bigint AS nacked,
+                            sum(k.dead)::bigint AS dead,
+                            sum(k.leases_lost)::bigint AS leases_lost,
+                            min(k.stats_since) AS stats_since
+                       FROM outbox._counters(true) k
+                      WHERE k.kind = 'message'
+                        AND k.namespace = h.namespace
+                        AND coalesce(k.subscription, '') = h.subscription
+                        AND (h.subscription <> '' OR k.topic = h.topic)) c
+ ORDER BY mean_ms DESC NULLS LAST, h.namespace, h.topic, h.subscription;
+
+COMMENT ON VIEW outbox.handler_stats IS
+    'How often handlers were called, and how long that took; the slowest first.';
+COMMENT ON COLUMN outbox.handler_stats.namespace IS 'The namespace of its topic.';
+COMMENT ON COLUMN outbox.handler_stats.topic IS 'The topic, or the pattern of the subscription.';
+COMMENT ON COLUMN outbox.handler_stats.subscription IS
+    'The subscription whose deliveries it handles; null if it handles a topic.';
+COMMENT ON COLUMN outbox.handler_stats.handler IS 'The function.';
+COMMENT ON COLUMN outbox.handler_stats.role IS 'The role as which it is called.';
+COMMENT ON COLUMN outbox.handler_stats.calls IS
+    'Calls in transactions that have committed; failed ones are among them.';
+COMMENT ON COLUMN outbox.handler_stats.mean_ms IS 'How long a call took, on average.';
+COMMENT ON COLUMN outbox.handler_stats.call_ms IS 'How long all of them took.';
+COMMENT ON COLUMN outbox.handler_stats.acked IS 'Messages that are done.';
+COMMENT ON COLUMN outbox.handler_stats.nacked IS 'How often a message was returned for a retry.';
+COMMENT ON COLUMN outbox.handler_stats.dead IS 'Messages that have failed for good.';
+COMMENT ON COLUMN outbox.handler_stats.leases_lost IS
+    'Leases that ended without ack, nack, fail or release.';
+COMMENT ON COLUMN outbox.handler_stats.stats_since IS 'Since when this was counted.';
 
 -- stat_reset()
 --     Sets all counters of this database to 0. Not undone by a rollback.

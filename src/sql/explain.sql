@@ -124,45 +124,45 @@ $$;
 COMMENT ON FUNCTION outbox._explain_partition(uuid) IS
     'The instance that owns the partition of a stream.';
 
--- _waits_for_turn(role_oid)
+-- _waits_for_turn(role)
 --     Returns whether the handlers of a role, or the extension's own work, wait for one
 --     of the processes that may run at the same time.
-CREATE FUNCTION outbox._waits_for_turn(role_oid oid)
+CREATE FUNCTION outbox._waits_for_turn(role regrole)
 RETURNS boolean
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT
                      FROM outbox._posts() p, outbox._workers() w
-                    WHERE p.role_oid IS NOT DISTINCT FROM _waits_for_turn.role_oid
+                    WHERE p.role_oid IS NOT DISTINCT FROM _waits_for_turn.role::oid
                       AND NOT p.running AND (p.called OR p.due <= clock_timestamp())
                       AND w.waiting > 0)
 $$;
 
-COMMENT ON FUNCTION outbox._waits_for_turn(oid) IS
+COMMENT ON FUNCTION outbox._waits_for_turn(regrole) IS
     'Whether the handlers of a role wait for one of the processes that may run.';
 
--- _busy_worker(role_oid)
+-- _busy_worker(role)
 --     Describes what the worker of a role has been doing for ten seconds or more; null
 --     if it is not busy for so long.
-CREATE FUNCTION outbox._busy_worker(role_oid oid)
+CREATE FUNCTION outbox._busy_worker(role regrole)
 RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT format('the worker of role %s is busy since %s (process %s, %s)', role_oid::regrole,
+    SELECT format('the worker of role %s is busy since %s (process %s, %s)', role,
                   date_trunc('second', a.query_start), a.pid, a.query)
       FROM pg_stat_activity a
      WHERE a.backend_type = 'outbox worker'
        AND a.datname = current_database()
-       AND a.usesysid = role_oid
+       AND a.usesysid = role
        AND a.state = 'active'
        AND a.query_start < clock_timestamp() - interval '10 s'
      ORDER BY a.query_start
      LIMIT 1
 $$;
 
-COMMENT ON FUNCTION outbox._busy_worker(oid) IS
+COMMENT ON FUNCTION outbox._busy_worker(regrole) IS
     'What the worker of a role has been doing for a while.';
 
 -- _worker_obstacle(parts)
@@ -302,10 +302,10 @@ BEGIN
                               ELSE format('subscription %s/%s', handler.namespace,
                                           handler.subscription) END
           LIMIT 1),
-        CASE WHEN outbox._waits_for_turn(handler.role_oid) THEN
+        CASE WHEN outbox._waits_for_turn(handler.role_oid::regrole) THEN
             format('the worker of role %s waits for its turn; outbox.max_handler_workers is %s',
                    handler.role, current_setting('outbox.max_handler_workers')) END,
-        outbox._busy_worker(handler.role_oid));
+        outbox._busy_worker(handler.role_oid::regrole));
     passed := detail IS NULL;
     RETURN NEXT;
 END

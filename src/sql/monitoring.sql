@@ -243,6 +243,8 @@ AS $$
         ('enqueued_bytes', 'counter', 'Bytes of payload enqueued.'),
         ('wait_seconds', 'histogram', 'Time from being due to being handed out.'),
         ('service_seconds', 'histogram', 'Time from being handed out to the end.'),
+        ('handler_calls', 'counter', 'Calls of handlers.'),
+        ('handler_seconds', 'counter', 'Time that they took.'),
         ('stats_since_seconds', 'gauge', 'Unix time since when the counters count.'),
         ('topic_ready', 'gauge', 'Messages that are due; large numbers are estimates.'),
         ('topic_leased', 'gauge', 'Messages that are leased.'),
@@ -341,7 +343,7 @@ AS $$
                coalesce(c.subscription, d.subscription) AS subscription,
                coalesce(c.topic, d.topic) AS topic,
                c.enqueued, c.claimed, c.acked, c.nacked, c.failed, c.dead AS died, c.expired,
-               c.leases_lost, c.bytes, c.wait_ms, c.service_ms,
+               c.leases_lost, c.bytes, c.wait_ms, c.service_ms, c.calls, c.call_ms,
                c.wait_histogram, c.service_histogram,
                d.ready, d.leased, d.delayed, d.dead, d.oldest_ready_at
           FROM outbox.topic_counters c
@@ -365,7 +367,7 @@ AS $$
                CASE WHEN r.named THEN r.subscription END AS subscription,
                CASE WHEN r.named THEN r.topic ELSE 'other' END AS topic,
                r.enqueued, r.claimed, r.acked, r.nacked, r.failed, r.died, r.expired,
-               r.leases_lost, r.bytes, r.wait_ms, r.service_ms,
+               r.leases_lost, r.bytes, r.wait_ms, r.service_ms, r.calls, r.call_ms,
                r.wait_histogram, r.service_histogram,
                r.ready, r.leased, r.delayed, r.dead, r.oldest_ready_at
           FROM ranked r
@@ -374,7 +376,8 @@ AS $$
                sum(l.enqueued) AS enqueued, sum(l.claimed) AS claimed, sum(l.acked) AS acked,
                sum(l.nacked) AS nacked, sum(l.failed) AS failed, sum(l.died) AS died,
                sum(l.expired) AS expired, sum(l.leases_lost) AS leases_lost,
-               sum(l.bytes) AS bytes,
+               sum(l.bytes) AS bytes, nullif(sum(l.calls), 0) AS calls,
+               sum(l.call_ms) AS call_ms,
                sum(l.ready) AS ready, sum(l.leased) AS leased, sum(l.delayed) AS delayed,
                sum(l.dead) AS dead, min(l.oldest_ready_at) AS oldest_ready_at
           FROM labelled l
@@ -408,8 +411,11 @@ AS $$
            ('outbox_died_total', s.died),
            ('outbox_expired_total', s.expired),
            ('outbox_leases_lost_total', s.leases_lost),
-           ('outbox_enqueued_bytes_total', s.bytes)
+           ('outbox_enqueued_bytes_total', s.bytes),
+           ('outbox_handler_calls_total', s.calls),
+           ('outbox_handler_seconds_total', s.call_ms / 1000)
           ) m(metric, value)
+     WHERE s.calls IS NOT NULL OR m.metric !~ '^outbox_handler_'
     UNION ALL
     SELECT m.metric, NULL, s.namespace, s.subscription, s.topic, NULL, NULL,
            coalesce(m.value, 0)

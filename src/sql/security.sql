@@ -99,7 +99,7 @@ AS $$
        AND CASE kind
            WHEN 'monitor' THEN c.relname IN (
                'messages_info', 'topic_stats', 'topic_counts', 'topic_counters', 'stat', 'leases',
-               'claimers', 'topics',
+               'claimers', 'workers', 'handler_stats', 'topics',
                'policies', 'handlers', 'join_progress',
                'join_members', 'join_waits', 'instances', 'upcoming', 'depth',
                 'stores', 'routes', 'default_route')

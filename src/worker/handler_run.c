@@ -43,6 +43,7 @@
 #include "core/claim.h"
 #include "core/settle.h"
 #include "outbox.h"
+#include "queue/count.h"
 #include "queue/handler.h"
 #include "queue/message.h"
 #include "queue/stream.h"
@@ -88,6 +89,7 @@ typedef struct Task
 	pg_uuid_t	stream;
 	pg_uuid_t	message_id;
 	char	   *traceparent;	/* NULL: it belongs to no trace */
+	text	   *topic;
 	Datum		message;
 	TaskState	state;
 	text	   *error;
@@ -244,6 +246,7 @@ add_task(TupleTableSlot *message, bool taken_over, void *arg)
 	if (!isnull)
 		task->traceparent =
 			outbox_cause_traceparent((const Jsonb *) DatumGetPointer(headers));
+	task->topic = DatumGetTextPCopy(outbox_row_get(message, Q_TOPIC));
 	task->message = outbox_message_datum(message);
 	tasks->list = lappend(tasks->list, task);
 	MemoryContextSwitchTo(old);
@@ -450,6 +453,7 @@ try_function(const Tasks *tasks, Task *task, bool alone)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
+	TimestampTz began = GetCurrentTimestamp();
 	int			save_nestlevel;
 
 	log_call(tasks, task);
@@ -491,6 +495,8 @@ try_function(const Tasks *tasks, Task *task, bool alone)
 		FreeErrorData(edata);
 	}
 	PG_END_TRY();
+	outbox_count_call(tasks->handler->namespace, task->topic,
+					  tasks->handler->subscriber, GetCurrentTimestamp() - began);
 }
 
 /*

@@ -118,7 +118,7 @@ sub write_script
 
 my @commands = map { /^([a-z]+(?: [a-z]+)?)\t/ ? $1 : () } split /\n/, prints('--describe');
 
-is(scalar @commands, 24, 'there are so many commands');
+is(scalar @commands, 26, 'there are so many commands');
 like(prints('--help'), qr/^  \Q$_\E +\S/m, "the help names $_") for @commands;
 for my $command (@commands)
 {
@@ -499,6 +499,27 @@ is_deeply(json('joins'), [], '... that are pending');
 is(json('joins', 'order 7')->[0]{status}, 'cancelled', '... or have ended');
 $dbh->do("SELECT outbox.heartbeat(?, 'shop', 'host1', 4711, NULL)", undef, owner(12));
 is_deeply([ @{ json('instances', 'shop')->[0] }{qw(instance_id service_name host_name process_id)} ], [ owner(12), 'shop', 'host1', 4711 ], 'instances');
+{
+	my $mailer = connect_to($node);
+	my $ask = sub { (grep { $_->{application} eq 'mailer' } @{ json('workers', @_) })[0] };
+	$mailer->do("SET application_name = 'mailer'");
+	$mailer->do("SELECT outbox.enqueue('mailed', 'x') FROM generate_series(1, 3)");
+	$mailer->do("SELECT outbox.ack(?, ARRAY[min(c.id)]) FROM outbox.claim(?, topics => '{mailed}') c", undef, owner(13), owner(13));
+	is_deeply([ @{ $ask->() }{qw(pid host open claimed ended gone owner_token)} ], [ $mailer->{pg_pid}, '[local]', 2, 3, 1, JSON::PP::false, undef ], 'workers');
+	is($ask->('mailer')->{open}, 2, '... by their application');
+	is_deeply(json('workers', 'postman'), [], '... and no others');
+	like(prints('workers', 'mailer'), qr/^WORKER +HOST +PROCESS +OPEN +CLAIMED +ENDED +MEAN +A SECOND +CLAIMED AGO +ENDED AGO\nmailer +\[local\] +\d+ +2 +3 +1 +\S+ \S+ +\S+ +/, '... as text');
+	$mailer->do('SELECT outbox.release(?)', undef, owner(13));
+	$mailer->disconnect;
+	$dbh->do("SELECT outbox.purge_topic('mailed')");
+}
+is_deeply(json('handlers'), [], 'handlers');
+$dbh->do("SET outbox.allow_superuser_handlers = on");
+$dbh->do("CREATE FUNCTION public.handle_it(m outbox.message) RETURNS void LANGUAGE sql AS ''");
+$dbh->do("SELECT outbox.register_handler('it', 'public.handle_it(outbox.message)')");
+is_deeply([ @{ json('handlers')->[0] }{qw(topic namespace subscription handler calls mean_seconds dead)} ], [ 'it', 'default', undef, 'public.handle_it(outbox.message)', 0, undef, 0 ], '... with one');
+like(prints('handlers', 'it'), qr/^TOPIC +HANDLER +ROLE +CALLS +MEAN +TOTAL +DONE +RETRIED +DEAD\nit +public\.handle_it\(outbox\.message\) /, '... as text');
+$dbh->do("SELECT outbox.unregister_handler('it')");
 $dbh->do("SELECT outbox.schedule_timer('remind', 'x', now() + interval '1 hour', 'about it')");
 is_deeply([ @{ json('timers')->[0] }{qw(topic state correlation_id)} ], [ 'remind', 'ready', 'about it' ], 'timers');
 cmp_ok(json('timers', 'remind')->[0]{due_in_seconds}, '>', 3500, '... and when they are due');
@@ -580,7 +601,7 @@ $dbh->do("SELECT outbox.grant_monitor('eye'), outbox.grant_worker('hand'), outbo
 
 	prints(@$_)
 	  for ['status'], ['topics'], [ 'peek', 'many' ], [ 'peek', '-s', 'leased' ], [ 'peek', '-s', 'dead' ], [ 'tail', '--no-follow' ],
-	  [ 'show', $id ], ['streams'], ['joins'], ['instances'], ['subscriptions'], ['timers'], ['jobs'], ['dead'], [ 'dead', 'list', '-s' ],
+	  [ 'show', $id ], ['streams'], ['joins'], ['instances'], ['workers'], ['handlers'], ['subscriptions'], ['timers'], ['jobs'], ['dead'], [ 'dead', 'list', '-s' ],
 	  ['top'];
 	is(json('show', $id)->{message}{payload}, undef, 'a monitor sees no payload');
 	is_deeply([ map { $_->{payload} } @{ json('peek', 'many', '-n', 2) } ], [ undef, undef ], '... nowhere');

@@ -170,6 +170,71 @@ S
 	is_deeply([ map { $stat->{$_} } sort keys %$sum ], [ map { $sum->{$_} } sort keys %$sum ], 'outbox.stat has the sums');
 	ok(value($dbh, "SELECT stats_since > now() - interval '10 min' AND stats_since <= now() FROM outbox.stat"), 'and since when');
 
+	# calls of handlers
+	reset_all();
+	$dbh->do($_) for split /;;\n/, <<'S';
+CREATE ROLE app LOGIN;;
+SELECT outbox.grant_worker('app');;
+GRANT CREATE ON DATABASE postgres TO app;;
+SET SESSION AUTHORIZATION app;;
+CREATE SCHEMA app;;
+CREATE FUNCTION app.slow(m outbox.message) RETURNS void LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.05); IF m.payload = 'bad' THEN RAISE EXCEPTION 'no'; END IF; END $$;;
+CREATE FUNCTION app.fast(m outbox.message) RETURNS void LANGUAGE sql AS '';;
+RESET SESSION AUTHORIZATION;;
+SELECT outbox.subscribe('all', '{handled.#}')
+S
+	$dbh->do('SET SESSION AUTHORIZATION app');
+	$dbh->do("SELECT outbox.register_handler('slow', 'app.slow(outbox.message)'), outbox.register_handler('handled.#', 'app.fast(outbox.message)', subscription => 'all')");
+	$dbh->do('RESET SESSION AUTHORIZATION');
+	enqueue('slow', 3);
+	$dbh->do("SELECT outbox.enqueue('slow', 'bad'), outbox.publish('handled.a', 'x'::text), outbox.publish('handled.b', 'x'::text)");
+	$dbh->do('CALL outbox.maintain()');
+	is(value($dbh, "SELECT string_agg(concat_ws(' ', handler, subscription, calls >= 3, acked), ', ') FROM outbox.handler_stats WHERE topic = 'slow'"), 'app.slow(outbox.message) t 3', "$with: calls of a handler");
+	is(value($dbh, "SELECT string_agg(concat_ws(' ', handler, subscription, calls, acked), ', ') FROM outbox.handler_stats WHERE subscription IS NOT NULL"), 'app.fast(outbox.message) all 2 2', "$with: of a subscription, with all its topics");
+	is(value($dbh, "SELECT string_agg(topic, ' ') FROM outbox.handler_stats"), 'slow handled.#', 'the slowest comes first');
+	ok(value($dbh, "SELECT mean_ms >= 50 AND call_ms >= calls * 50 AND nacked > 0 FROM outbox.handler_stats WHERE topic = 'slow'"), 'with the time that they took')
+	  || diag(join ' ', map { $_ // '-' } $dbh->selectrow_array("SELECT * FROM outbox.handler_stats WHERE topic = 'slow'"));
+	ok(value($dbh, "SELECT bool_and(s.value = c.n) FROM (SELECT 'outbox_handler_calls_total' AS metric, sum(calls) AS n FROM outbox.topic_counters) c JOIN (SELECT metric, sum(value) AS value FROM outbox.metric_samples() GROUP BY 1) s USING (metric)"), 'metrics have them, too');
+	$dbh->do("SELECT outbox.unregister_handler('slow'), outbox.unsubscribe('all', drop_messages => true), outbox.purge_topic('slow')");
+
+	# workers: by their token, or, with a new one for each claim, by their sessions
+	enqueue('w', 9);
+	my $worker = connect_to($node);
+	$worker->do("SET application_name = 'steady'");
+	my @had = map { @{ $worker->selectcol_arrayref('SELECT id FROM outbox.claim(?, 600, ?, topics => ?)', undef, owner(5), $_, ['w']) } } 4, 2;
+	$worker->do("SELECT pg_sleep(0.1)");
+	$worker->do('SELECT outbox.ack(?, ?)', undef, owner(5), [ @had[ 0, 1 ] ]);
+	$worker->do('SELECT outbox.nack(?, ?)', undef, owner(5), [ $had[2] ]);
+	$worker->do('SELECT outbox.release(?, ?)', undef, owner(5), [ $had[3] ]);
+	$worker->do('SELECT outbox.renew(?, ?)', undef, owner(5), [ $had[4] ]);
+	my $of = sub { value($dbh, "SELECT concat_ws(' ', owner_token, claimed, ended, released, open, connected) FROM outbox.workers WHERE application = ?", shift) // '' };
+	is($of->('steady'), owner(5) . ' 6 3 1 2 t', "$with: what a worker has done");
+	ok(value($dbh, "SELECT mean_ms >= 100 AND mean_ms < 60000 AND per_second BETWEEN 0.01 AND 30 AND host = '[local]' AND pid = ? FROM outbox.workers WHERE application = 'steady'", $worker->{pg_pid}), 'and how fast');
+	$worker->do("SET application_name = 'changing'");
+	for (1 .. 2)
+	{
+		my ($owner, $id) = $worker->selectrow_array("SELECT owner_token, id FROM outbox.claim(topics => '{w}', batch_size => 1)");
+		$worker->do('SELECT outbox.ack(?, ARRAY[?::bigint])', undef, $owner, $id);
+	}
+	is($of->('changing'), '2 2 0 0 t', "$with: one that changes its token is its session");
+	is($of->('steady'), owner(5) . ' 6 3 1 2 t', 'and not the other worker, although it is the same');
+	my $mine = $worker->{pg_pid};
+	$worker->disconnect;
+	poll(sub { !count_of($dbh, "pg_stat_activity WHERE pid = $mine") });
+	is($of->('steady'), owner(5) . ' 6 3 1 2 f', 'it is not connected any more');
+	# many that are done do not drive out those who hold something
+	$dbh->do(<<'S', undef, $berta);
+SELECT count(*) FROM generate_series(1, 5000) i,
+    LATERAL (SELECT outbox.enqueue('w', 'x') || md5(i::text) AS m) e,
+    LATERAL (SELECT c.id, c.owner_token FROM outbox.claim(md5(i || e.m)::uuid, batch_size => 1, topics => '{w}') c WHERE ?::text <> e.m) c,
+    LATERAL (SELECT outbox.ack(c.owner_token, ARRAY[c.id]) AS n) a
+ WHERE a.n = 1
+S
+	is($of->('steady'), owner(5) . ' 6 3 1 2 f', "$with: 5,000 others do not drive it out");
+	cmp_ok(count_of($dbh, 'outbox._owner_claims()'), '<', 5000, 'though there is not room for all');
+	$dbh->do("SELECT outbox.release(?), outbox.purge_topic('w')", undef, owner(5));
+	reset_all();
+
 	# a reset concerns this database only, and is not undone
 	$dbh->do('CREATE DATABASE other');
 	my $other = connect_to($node, db => 'other');
