@@ -27,8 +27,7 @@ static const Option peek_options[] = {
 
 /*
  * The ids of the next messages: each topic's lanes are read in the order of delivery, as
- * the views do. This is for those who may read the table; for others the view must do,
- * which reads all that waits.
+ * the views do.
  */
 static const char *const next_ids_sql =
 "WITH RECURSIVE lanes(lane, namespace, topic, subscriber) AS ("
@@ -52,35 +51,21 @@ static const char *const next_ids_sql =
 "       AND ($4::text IS NULL OR s.subscription = $4::text)"
 "     ORDER BY w.next_attempt_at, w.id LIMIT $2::bigint) f";
 
+/* These messages; %s is the payload, or null where it must not be read, and the view. */
 static const char *const by_ids_sql =
 "SELECT m.id, m.topic, m.namespace, m.subscription, m.state, m.attempts,"
 "       extract(epoch FROM now() - m.created_at)::float8 AS age_seconds,"
-"       m.next_attempt_at AS at, m.message_id, m.stream_id, m.correlation_id, m.payload"
-"  FROM outbox.messages m WHERE m.id = ANY ($1::bigint[])"
+"       m.next_attempt_at AS at, m.message_id, m.stream_id, m.correlation_id, %s AS payload"
+"  FROM outbox.%s m WHERE m.id = ANY ($1::bigint[])"
 " ORDER BY m.next_attempt_at, m.id";
-
-/* Where the messages in a state are; %s is the payload, or null where it must not be read. */
-static const char *const waiting_sql =
-"SELECT m.id, m.topic, m.namespace, m.subscription, m.state, m.attempts,"
-"       extract(epoch FROM now() - m.created_at)::float8 AS age_seconds,"
-"       m.next_attempt_at AS at, m.message_id, m.stream_id, m.correlation_id, NULL::text AS payload"
-"  FROM outbox.messages_info m"
-" WHERE m.status = 0 AND (m.next_attempt_at > now()) = $5::boolean"
-"   AND ($1::text IS NULL OR m.topic = $1::text)"
-"   AND ($3::text IS NULL OR m.namespace = $3::text)"
-"   AND ($4::text IS NULL OR m.subscription = $4::text)"
-" ORDER BY m.next_attempt_at, m.id LIMIT $2::bigint";
 
 static const char *const leased_sql =
 "SELECT l.id, l.topic, l.namespace, l.subscription, 'in progress' AS state, l.attempts,"
 "       extract(epoch FROM now() - l.leased_at)::float8 AS age_seconds,"
 "       l.locked_until AS at, l.message_id, l.stream_id,"
 "       concat_ws(' ', l.application, l.pid, l.host) AS worker, NULL::text AS payload"
-"  FROM outbox.leases l"
-" WHERE $5::text IS NOT NULL AND ($1::text IS NULL OR l.topic = $1::text)"
-"   AND ($3::text IS NULL OR l.namespace = $3::text)"
-"   AND ($4::text IS NULL OR l.subscription = $4::text)"
-" ORDER BY l.leased_at, l.id LIMIT $2::bigint";
+"  FROM outbox.oldest_leases($2::integer, $1::text, $3::text, $4::text) l"
+" WHERE $5::text IS NOT NULL";
 
 static const char *const dead_sql =
 "SELECT d.id, d.topic, d.namespace, d.subscription, 'failed' AS state, d.attempts,"
@@ -111,13 +96,12 @@ run_peek(int count, char **arguments)
 	};
 	bool		delayed = strcmp(only_state, "delayed") == 0;
 	bool		waits = delayed || strcmp(only_state, "ready") == 0;
-	bool		by_ids = waits && may_read("queue", "lane");
 	PQExpBufferData sql;
 	PGresult   *result;
 
 	initPQExpBuffer(&sql);
 	if (waits)
-		appendPQExpBufferStr(&sql, by_ids ? next_ids_sql : waiting_sql);
+		appendPQExpBufferStr(&sql, next_ids_sql);
 	else if (strcmp(only_state, "leased") == 0)
 		appendPQExpBufferStr(&sql, leased_sql);
 	else if (strcmp(only_state, "dead") == 0)
@@ -139,12 +123,15 @@ run_peek(int count, char **arguments)
 	}
 	result = query(sql.data, count > 0 ? arguments[0] : NULL, number_text(row_limit), only_namespace,
 				   only_subscription, delayed ? "true" : "false", NO_MORE);
-	if (by_ids)
+	if (waits)
 	{
 		char	   *ids = pg_strdup(PQgetvalue(result, 0, 0));
+		bool		may = may_read("messages", "payload");
 
 		PQclear(result);
-		result = query(by_ids_sql, *ids ? ids : "{}", NO_MORE);
+		resetPQExpBuffer(&sql);
+		appendPQExpBuffer(&sql, by_ids_sql, may ? "m.payload" : "NULL::text", may ? "messages" : "messages_info");
+		result = query(sql.data, *ids ? ids : "{}", NO_MORE);
 		pg_free(ids);
 	}
 	print_rows(result, columns, "There are no such messages.");

@@ -63,14 +63,14 @@ static const char *const counted_sql =
 "    ON c.topic = s.topic AND c.namespace = s.namespace"
 "   AND coalesce(c.subscription, '') = coalesce(s.subscription, '')";
 
+/* Who has messages, or has just had some. */
 static const char *const workers_sql =
-"SELECT concat_ws(' ', coalesce(nullif(l.application, ''), 'no name'), l.host, l.pid) AS worker,"
-"       count(*) AS leases,"
-"       extract(epoch FROM max(now() - l.leased_at))::float8 AS longest_seconds,"
-"       extract(epoch FROM min(l.locked_until) - now())::float8 AS first_ends_in_seconds"
-"  FROM outbox.leases l"
-" GROUP BY l.application, l.host, l.pid, CASE WHEN l.pid IS NULL THEN l.owner_token END"
-" ORDER BY 3 DESC LIMIT 200";
+"SELECT concat_ws(' ', coalesce(nullif(w.application, ''), 'no name'), w.host, w.pid) AS worker,"
+"       w.open, w.per_second, w.mean_ms / 1000 AS mean_seconds,"
+"       extract(epoch FROM now() - greatest(w.claimed_at, w.ended_at))::float8 AS idle_seconds, NOT w.connected AS gone"
+"  FROM outbox.workers w"
+" WHERE w.open > 0 OR greatest(w.claimed_at, w.ended_at) > now() - interval '1 minute'"
+" ORDER BY w.open > 0 DESC, 5 DESC LIMIT 200";
 
 static const char *const waiting_sql = "SELECT coalesce(sum(c.waiting), 0)::bigint FROM outbox.claimers c";
 
@@ -154,7 +154,7 @@ compare_names(const void *left, const void *right)
 }
 
 /* A number of a result, NaN for null. */
-static double
+double
 number_at(PGresult *result, int row, int column)
 {
 	return PQgetisnull(result, row, column) ? NAN : strtod(PQgetvalue(result, row, column), NULL);

@@ -72,6 +72,7 @@ typedef struct Top
 	int			offset;			/* of the first topic */
 } Top;
 
+extern double number_at(PGresult *result, int row, int column);
 extern const char *top_sort_name(TopSort sort);
 extern void top_draw(PQExpBuffer out, const Top *top, int rows, int columns);
 

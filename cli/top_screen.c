@@ -370,7 +370,7 @@ draw_topics(Frame *frame, PQExpBuffer line, const Top *top, int room)
 	pg_free(shown);
 }
 
-/* Who has leases. */
+/* Who works. */
 static void
 draw_workers(Frame *frame, PQExpBuffer line, const Top *top, int room)
 {
@@ -379,15 +379,14 @@ draw_workers(Frame *frame, PQExpBuffer line, const Top *top, int room)
 
 	appendPQExpBufferStr(line, style_on(STYLE_HEADER));
 	append_fitted(line, "WORKER", width, false);
-	append_fitted(line, "LEASES", 8, true);
-	append_fitted(line, "LONGEST", 10, true);
-	append_fitted(line, "FIRST ENDS IN", 15, true);
+	append_fitted(line, "OPEN", 7, true);
+	append_fitted(line, "DONE/s", 8, true);
+	append_fitted(line, "MEAN", 9, true);
+	append_fitted(line, "IDLE FOR", 10, true);
 	appendPQExpBufferStr(line, style_off(STYLE_HEADER));
 	end_line(frame, line);
 	for (int i = 0; i < count && room > 1; i++, room--)
 	{
-		double		left = strtod(PQgetvalue(top->workers, i, 3), NULL);
-
 		if (room == 2 && count - i > 1)
 		{
 			appendPQExpBuffer(line, "%s... and %d more%s", style_on(STYLE_DIM), count - i, style_off(STYLE_DIM));
@@ -395,22 +394,14 @@ draw_workers(Frame *frame, PQExpBuffer line, const Top *top, int room)
 			break;
 		}
 		append_fitted(line, PQgetvalue(top->workers, i, 0), width, false);
-		append_number(line, strtod(PQgetvalue(top->workers, i, 1), NULL), 8, STYLE_PLAIN);
-		append_aged(line, strtod(PQgetvalue(top->workers, i, 2), NULL), 10);
-		if (left < 0)
+		append_number(line, number_at(top->workers, i, 1), 7, STYLE_PLAIN);
+		append_number(line, number_at(top->workers, i, 2), 8, STYLE_PLAIN);
+		append_aged(line, number_at(top->workers, i, 3), 9);
+		append_aged(line, number_at(top->workers, i, 4), 10);
+		if (*PQgetvalue(top->workers, i, 5) == 't')
 		{
-			appendPQExpBufferStr(line, style_on(STYLE_BAD));
-			append_fitted(line, "ended", 15, true);
-			appendPQExpBufferStr(line, style_off(STYLE_BAD));
-		}
-		else
-		{
-			PQExpBufferData text;
-
-			initPQExpBuffer(&text);
-			append_age(&text, left);
-			append_fitted(line, text.data, 15, true);
-			termPQExpBuffer(&text);
+			appendPQExpBufferStr(line, "  ");
+			append_styled(line, STYLE_BAD, "gone");
 		}
 		end_line(frame, line);
 	}

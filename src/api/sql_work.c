@@ -19,12 +19,8 @@
 #include "core/requeue.h"
 #include "core/settle.h"
 #include "outbox.h"
-#include "queue/lease_walk.h"
 #include "queue/message.h"
-#include "queue/walk.h"
-#include "shmem/lane.h"
 #include "table/catalog.h"
-#include "table/table.h"
 #include "util/guc.h"
 #include "util/uuid.h"
 
@@ -438,35 +434,4 @@ outbox_requeue_one(PG_FUNCTION_ARGS)
 		PG_RETURN_INT32(0);
 	id = PG_GETARG_INT64(0);
 	PG_RETURN_INT32(outbox_requeue(outbox_store(OUTBOX_QUEUE), &id, 1));
-}
-
-static bool
-return_lease(OutboxWalk *walk, void *arg)
-{
-	ReturnSetInfo *rsinfo = arg;
-	Datum		id = Int64GetDatum(walk->key.id);
-	bool		isnull = false;
-
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, &id, &isnull);
-	return true;
-}
-
-/*
- * outbox._leased_ids() RETURNS SETOF bigint
- *		The ids of messages in progress, found without reading those that are
- *		ready.
- */
-PG_FUNCTION_INFO_V1(outbox_leased_ids);
-Datum
-outbox_leased_ids(PG_FUNCTION_ARGS)
-{
-	OutboxTable queue;
-
-	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	outbox_table_open_to_read(&queue, outbox_store(OUTBOX_QUEUE)->table);
-	queue.store = outbox_store(OUTBOX_QUEUE);
-	outbox_walk_leases(&queue, GetCurrentTimestamp(), OUTBOX_SCAN_LEASES,
-					   return_lease, fcinfo->resultinfo);
-	outbox_table_close(&queue);
-	return (Datum) 0;
 }

@@ -73,7 +73,7 @@ AS $$
            WHEN 'monitor' THEN p.proname IN (
                'status_name', 'join_status_name', 'reason_name', 'status', 'explain_message',
                'trace',
-               'metrics', 'metric_samples', 'alerts', 'route_store',
+               'metrics', 'metric_samples', 'alerts', 'oldest_leases', 'route_store',
                -- called by views with the privileges of the reader
                '_partition_number', '_subscriber_stream', '_leased_ids', '_owner_claims',
                '_topic_claims',
@@ -124,6 +124,13 @@ AS $$
        AND a.attname NOT IN ('payload', 'headers', 'filter', 'last_error', 'error', 'metadata',
                              'output')
      GROUP BY c.relname
+    UNION ALL
+    -- to find messages in the order of delivery, as messages_info cannot
+    SELECT c.columns, NULL
+      FROM (VALUES ('SELECT (id, lane, status, next_attempt_at, namespace, topic, subscriber) '
+                    'ON outbox.queue'),
+                   ('SELECT (id, namespace, subscription) ON outbox.subscribers')) c(columns)
+     WHERE kind = 'monitor'
 $$;
 
 COMMENT ON FUNCTION outbox._rights(text) IS

