@@ -663,8 +663,11 @@ SKIP:
 	my $complete = sub {
 		my @words = @_;
 		local $ENV{PATH} = ($program =~ s{/outbox$}{}r) . ":$ENV{PATH}";
-		my $quoted = join ' ', map { "'$_'" } @words;
-		my $out = `bash --norc -c '. "$top/cli/completion/completion.bash"; COMP_WORDS=($quoted); COMP_CWORD=$#words; COMP_TYPE=9; _outbox; printf "%s\\n" "\${COMPREPLY[\@]}"' 2>&1`;
+		my $script = '. "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_TYPE=9; _outbox; printf "%s\\n" "${COMPREPLY[@]}"';
+		open my $pipe, '-|', 'bash', '--norc', '-c', $script, "$top/cli/completion/completion.bash", @words or die $!;
+		local $/;
+		my $out = <$pipe> // '';
+		close $pipe;
 		return [ sort split /\n/, $out ];
 	};
 	my %first = map { (split / /)[0] => 1 } @commands;
@@ -674,6 +677,18 @@ SKIP:
 	is_deeply($complete->('outbox', 'show', '--pay'), ['--payload'], '... options');
 	is_deeply($complete->('outbox', 'work', '--'), [ sort keys %{ $options{work} }, '--help' ], '... all of them');
 	is_deeply($complete->('outbox', 'pause', 'man'), ['many'], '... and topics');
+	# what others have made of the name of a topic is a name
+	my $touched = PostgreSQL::Test::Utils::tempdir() . '/touched';
+	my @hostile = ("hostile \$(touch $touched)", "hostile `touch $touched`", "hostile\$IFS;touch $touched;", 'hostile * ?', "hostile '");
+	$dbh->do('SELECT outbox.enqueue(?, ?)', undef, $_, 'x') for @hostile;
+	is_deeply($complete->('outbox', 'peek', 'host'), [ sort map { s/([^\w\/.-])/\\$1/gr } @hostile ], '... quoted, whatever they are');
+	is(scalar(@{ $complete->('outbox', 'peek', 'hostile $(') }), 1, '... and what is typed is not run');
+	ok(!-e $touched, '... and nothing of them is run');
+	$dbh->do('SELECT outbox.purge_topic(?)', undef, $_) for @hostile;
+	is_deeply($complete->('outbox', '-d', 'well', 'peek', ''), ['counted'], '... those of the database that was given');
+	is_deeply($complete->('outbox', '--dbname', '=', 'well', 'peek', ''), ['counted'], '... in either way');
+	is_deeply($complete->('outbox', '-p', '1', 'peek', ''), [], '... and none where there is no server');
+	is_deeply($complete->('outbox', 'no/;such', ''), [], '... and none of what is no command');
 }
 {
 	my $manual = slurp_file("$top/cli/outbox.1");
