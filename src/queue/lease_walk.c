@@ -182,3 +182,15 @@ outbox_walk_leases(OutboxTable *queue, TimestampTz now, OutboxScanKind kind,
 		go_on = walk_leases(&pool, &untracked[i], now, kind, visit, arg);
 	outbox_walk_pool_end(&pool);
 }
+
+/* Visit the leases of one lane. */
+void
+outbox_walk_lane_leases(OutboxTable *queue, const OutboxPlace *place,
+						TimestampTz now, OutboxWalkVisit visit, void *arg)
+{
+	OutboxWalkPool pool;
+
+	outbox_walk_pool_begin(&pool, queue);
+	(void) walk_leases(&pool, place, now, OUTBOX_SCAN_LEASES, visit, arg);
+	outbox_walk_pool_end(&pool);
+}

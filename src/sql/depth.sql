@@ -43,12 +43,13 @@ COMMENT ON COLUMN outbox.depth.acked IS 'How many were done since then.';
 COMMENT ON COLUMN outbox.depth.nacked IS 'How many were returned for a retry since then.';
 COMMENT ON COLUMN outbox.depth.leases_lost IS 'How many leases have ended unsettled since then.';
 
--- _depths()
---     Returns how many messages each topic and subscription has. Where topic_stats
---     stops counting, the rest is estimated: what the statistics of the table say of a
---     topic that has a hundredth of all messages, and for others an equal share of
---     what remains. Of rarer topics the statistics' sample says too little.
-CREATE FUNCTION outbox._depths()
+-- _depths(topics)
+--     Returns how many messages each topic and subscription has, by the rows of
+--     topic_stats, which may be given. Where that stops counting, the rest is
+--     estimated: what the statistics of the table say of a topic that has a hundredth
+--     of all messages, and for others an equal share of what remains. Of rarer topics
+--     the statistics' sample says too little.
+CREATE FUNCTION outbox._depths(topics outbox.topic_stats[] DEFAULT NULL)
 RETURNS TABLE (
     namespace       text,
     topic           text,
@@ -68,7 +69,7 @@ AS $$
                s.leased, s.delayed, s.dead, s.more,
                CASE WHEN NOT s.paused THEN s.oldest_ready_at END AS oldest_ready_at,
                s.ready + s.waiting_in_stream + s.leased + s.delayed AS live
-          FROM outbox.topic_stats s
+          FROM unnest(coalesce(topics, outbox._all_topic_stats())) s
     ), in_table(live) AS (
         SELECT pg_stat_get_live_tuples('outbox.queue'::regclass)
          WHERE EXISTS (SELECT FROM counted c WHERE c.more)
@@ -112,7 +113,7 @@ AS $$
       FROM estimated e
 $$;
 
-COMMENT ON FUNCTION outbox._depths() IS
+COMMENT ON FUNCTION outbox._depths(outbox.topic_stats[]) IS
     'How many messages each topic and subscription has.';
 
 -- _sample_depth()

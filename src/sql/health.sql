@@ -60,41 +60,49 @@ $$;
 COMMENT ON FUNCTION outbox._transaction_status() IS
     'The rows of status() about transactions that stay open.';
 
--- _stream_status()
+-- _waiting_streams()
+--     Returns the streams to look at for one that does not move on, and the first
+--     message of each: 5000 of them, and, if there are more, those of the messages that
+--     have been due for the longest time in each lane, which is where messages wait
+--     behind such a one. So the cost is bounded, however many streams and lanes there
+--     are.
+CREATE FUNCTION outbox._waiting_streams()
+RETURNS TABLE (stream_id uuid, id bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 1000
+AS 'MODULE_PATHNAME', 'outbox_waiting_streams';
+
+COMMENT ON FUNCTION outbox._waiting_streams() IS
+    'The streams to look at for one that does not move on.';
+
+-- _all_waiting_streams()
+--     Returns the ids of the first messages, for callers that need them more than once.
+CREATE FUNCTION outbox._all_waiting_streams()
+RETURNS bigint[]
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT ARRAY(SELECT s.id FROM outbox._waiting_streams() s) $$;
+
+COMMENT ON FUNCTION outbox._all_waiting_streams() IS
+    'The first messages of the streams to look at.';
+
+-- _stream_status(heads)
 --     The row of status() about streams whose first message is not claimable for a
---     while, with others behind it. Examines at most 1000 of these in each lane.
-CREATE FUNCTION outbox._stream_status()
+--     while, with others behind it, of those that _waiting_streams finds, or of these.
+CREATE FUNCTION outbox._stream_status(heads bigint[] DEFAULT NULL)
 RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
+SET jit = off
 AS $$
-    WITH RECURSIVE lanes(lane) AS (
-        (SELECT q.lane FROM outbox.queue q ORDER BY q.lane LIMIT 1)
-        UNION ALL
-        SELECT (SELECT q.lane FROM outbox.queue q
-                 WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1)
-          FROM lanes l
-         WHERE l.lane IS NOT NULL
-    ), streams AS (
-        SELECT DISTINCT s.stream_id
-          FROM lanes l,
-               LATERAL (SELECT q.stream_id
-                          FROM outbox.queue q
-                         WHERE q.lane = l.lane AND q.next_attempt_at < now() - interval '5 minutes'
-                         ORDER BY q.next_attempt_at, q.id
-                         LIMIT 1000) s
-         WHERE l.lane IS NOT NULL AND s.stream_id IS NOT NULL
-    ), heads AS (
+    WITH heads AS (
         SELECT h.*
-          FROM streams s,
-               LATERAL (SELECT q.id, q.topic, q.status, q.next_attempt_at, q.locked_until,
-                               q.updated_at, q.retry_count
-                          FROM outbox.queue q
-                         WHERE q.stream_id = s.stream_id
-                         ORDER BY q.stream_seq
-                         LIMIT 1) h
-         WHERE (h.status = 0 AND h.next_attempt_at > now())
-            OR (h.status = 1 AND h.updated_at < now() - interval '5 minutes')
+          FROM unnest(coalesce(_stream_status.heads, outbox._all_waiting_streams())) s(id)
+          JOIN outbox.queue h ON h.id = s.id
+         WHERE ((h.status = 0 AND h.next_attempt_at > now())
+                OR (h.status = 1 AND h.updated_at < now() - interval '5 minutes'))
+           AND EXISTS (SELECT FROM outbox.queue b
+                        WHERE b.stream_id = h.stream_id AND b.stream_seq > h.stream_seq
+                          AND b.next_attempt_at < now() - interval '5 minutes')
     )
     SELECT 'streams', count(*) = 0, format('%s stuck', count(*)),
            left(string_agg(format('message %s of topic "%s", %s', h.id, h.topic,
@@ -112,7 +120,7 @@ AS $$
       FROM heads h
 $$;
 
-COMMENT ON FUNCTION outbox._stream_status() IS
+COMMENT ON FUNCTION outbox._stream_status(bigint[]) IS
     'The row of status() about streams that do not move on.';
 
 -- _paused_status()
@@ -155,45 +163,21 @@ $$;
 COMMENT ON FUNCTION outbox._paused_status() IS 'The row of status() about what is paused.';
 
 -- _inbox_status()
---     The row of status() about received messages that are not claimed. Examines the
---     first 1000 of each lane.
+--     The rows of status() about received messages that are not claimed, of those that
+--     _lane_counts finds.
 CREATE FUNCTION outbox._inbox_status()
 RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH RECURSIVE lanes(lane) AS (
-        (SELECT q.lane FROM outbox.inbox_queue q ORDER BY q.lane LIMIT 1)
-        UNION ALL
-        SELECT (SELECT q.lane FROM outbox.inbox_queue q
-                 WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1)
-          FROM lanes l
-         WHERE l.lane IS NOT NULL
-    ), sample AS (
-        SELECT s.*
-          FROM lanes l,
-               LATERAL (SELECT q.namespace, q.handler_name, q.status, q.next_attempt_at,
-                               q.locked_until, q.retry_count,
-                               q.stream_id IS NOT NULL
-                               AND EXISTS (SELECT FROM outbox.inbox_queue b
-                                            WHERE b.stream_id = q.stream_id
-                                              AND b.stream_seq < q.stream_seq) AS is_behind
-                          FROM outbox.inbox_queue q
-                         WHERE q.lane = l.lane
-                         ORDER BY q.next_attempt_at, q.id
-                         LIMIT 1000) s
-         WHERE l.lane IS NOT NULL
-    ), stats AS (
-        SELECT min(s.next_attempt_at) FILTER (WHERE s.status = 0 AND NOT s.is_behind
-                                                AND s.next_attempt_at <= now()) AS oldest,
-               count(*) FILTER (WHERE s.status = 1 AND s.locked_until <= now()) AS expired,
-               count(*) FILTER (WHERE s.retry_count >= 3) AS failing,
-               s.handler_name
-          FROM sample s
+    WITH stats AS (
+        SELECT min(l.oldest_ready_at) AS oldest, sum(l.expired)::bigint AS expired,
+               sum(l.failing)::bigint AS failing, l.topic AS handler_name
+          FROM outbox._lane_counts('outbox.inbox_queue') l
           LEFT JOIN outbox.topics t
-            ON t.kind = 'inbox' AND t.namespace = s.namespace AND t.topic = s.handler_name
+            ON t.kind = 'inbox' AND t.namespace = l.namespace AND t.topic = l.topic
          WHERE NOT coalesce(t.paused, false)
-         GROUP BY s.handler_name
+         GROUP BY l.topic
     ), sums AS (
         SELECT min(oldest) AS oldest,
                (array_agg(handler_name ORDER BY oldest)
@@ -458,9 +442,9 @@ $$;
 COMMENT ON FUNCTION outbox._horizon_status() IS
     'The row of status() about what keeps deleted rows from being removed.';
 
--- _health_status()
+-- _health_status(heads)
 --     All rows of this file.
-CREATE FUNCTION outbox._health_status()
+CREATE FUNCTION outbox._health_status(heads bigint[] DEFAULT NULL)
 RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -469,7 +453,7 @@ AS $$
     UNION ALL
     SELECT * FROM outbox._transaction_status()
     UNION ALL
-    SELECT * FROM outbox._stream_status()
+    SELECT * FROM outbox._stream_status(heads)
     UNION ALL
     SELECT * FROM outbox._paused_status()
     UNION ALL
@@ -480,5 +464,5 @@ AS $$
     SELECT * FROM outbox._upkeep_status()
 $$;
 
-COMMENT ON FUNCTION outbox._health_status() IS
+COMMENT ON FUNCTION outbox._health_status(bigint[]) IS
     'The rows of status() about what keeps messages from being delivered.';

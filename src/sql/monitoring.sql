@@ -1,13 +1,11 @@
 -- monitoring.sql: metrics and alerts. Both are made of what status(), topic_stats and
 -- topic_counters find. monitoring/rules.yml has the same alerts for Prometheus.
 
--- _stuck_streams()
+-- _stuck_streams(heads)
 --     Returns the streams whose first unfinished message was handed out before, and
---     came back, while others wait behind it; at most 1000, the longest ones first.
---     Examined are 10000 streams, and besides the streams of the messages that have
---     been due for the longest time in each lane, which is where those that wait
---     behind such a message are found.
-CREATE FUNCTION outbox._stuck_streams()
+--     came back, while others wait behind it; at most 1000, the longest ones first, of
+--     those that _waiting_streams finds, or of these.
+CREATE FUNCTION outbox._stuck_streams(heads bigint[] DEFAULT NULL)
 RETURNS TABLE (
     stream_id    uuid,
     namespace    text,
@@ -20,45 +18,11 @@ LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 SET jit = off
 AS $$
-    WITH RECURSIVE streams(stream_id) AS (
-        (SELECT q.stream_id FROM outbox.queue q
-          WHERE q.stream_id IS NOT NULL ORDER BY q.stream_id LIMIT 1)
-        UNION ALL
-        SELECT (SELECT q.stream_id FROM outbox.queue q
-                 WHERE q.stream_id > s.stream_id ORDER BY q.stream_id LIMIT 1)
-          FROM streams s
-         WHERE s.stream_id IS NOT NULL
-    ), lanes(lane) AS (
-        (SELECT q.lane FROM outbox.queue q ORDER BY q.lane LIMIT 1)
-        UNION ALL
-        SELECT (SELECT q.lane FROM outbox.queue q
-                 WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1)
-          FROM lanes l
-         WHERE l.lane IS NOT NULL
-    ), first_streams AS (
-        SELECT s.stream_id FROM streams s LIMIT 10000
-    ), candidates AS (
-        SELECT f.stream_id FROM first_streams f
-        UNION
-        SELECT o.stream_id
-          FROM lanes l,
-               LATERAL (SELECT q.stream_id
-                          FROM outbox.queue q
-                         WHERE q.lane = l.lane
-                         ORDER BY q.next_attempt_at, q.id
-                         LIMIT (SELECT greatest(2, least(1000, 20000 / greatest(count(*), 1)))
-                                  FROM lanes)) o
-         WHERE l.lane IS NOT NULL
-           -- few streams, and all of them are known
-           AND (SELECT count(*) FROM first_streams) = 10000
-    )
     SELECT CASE WHEN h.subscriber IS NULL THEN h.stream_id
                 ELSE outbox._subscriber_stream(h.stream_id, h.subscriber) END,
            h.namespace, h.topic, b.subscription, h.id, greatest(h.created_at, h.due_time)
-      FROM candidates c
-     CROSS JOIN LATERAL (SELECT * FROM outbox.queue q
-                          WHERE q.stream_id = c.stream_id
-                          ORDER BY q.stream_seq LIMIT 1) h
+      FROM unnest(coalesce(_stuck_streams.heads, outbox._all_waiting_streams())) c(id)
+      JOIN outbox.queue h ON h.id = c.id
       LEFT JOIN outbox.subscribers b ON b.id = h.subscriber
      WHERE h.attempts - h.waived > (h.status = 1)::integer
        AND EXISTS (SELECT FROM outbox.queue q
@@ -67,12 +31,13 @@ AS $$
      LIMIT 1000
 $$;
 
-COMMENT ON FUNCTION outbox._stuck_streams() IS
+COMMENT ON FUNCTION outbox._stuck_streams(bigint[]) IS
     'Streams whose first message comes back again and again while others wait behind it.';
 
--- _measures()
---     Returns the measures that concern the database as a whole.
-CREATE FUNCTION outbox._measures()
+-- _measures(heads)
+--     Returns the measures that concern the database as a whole; the first messages of
+--     streams may be given.
+CREATE FUNCTION outbox._measures(heads bigint[] DEFAULT NULL)
 RETURNS TABLE (metric text, kind text, value double precision)
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -135,7 +100,8 @@ BEGIN
           FROM outbox._overdue_joins('0') j
         UNION ALL
         SELECT m.metric, NULL, m.value
-          FROM (SELECT count(*) AS n, min(s.since) AS since FROM outbox._stuck_streams() s) s
+          FROM (SELECT count(*) AS n, min(s.since) AS since
+                  FROM outbox._stuck_streams(heads) s) s
          CROSS JOIN LATERAL (VALUES
                ('outbox_streams_stuck', s.n),
                ('outbox_stream_stuck_age_seconds',
@@ -161,12 +127,12 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox._measures() IS 'Measures of the database as a whole.';
+COMMENT ON FUNCTION outbox._measures(bigint[]) IS 'Measures of the database as a whole.';
 
 -- _store_depths()
---     Returns how many received messages, timers and runs there are. Of those that
---     are due or leased, at most 10000 are counted in each lane, as in topic_stats;
---     the number of the others is an estimate.
+--     Returns how many received messages, timers and runs there are. At most 10000 of
+--     each lane are counted, as in topic_stats; the number of those that are not due is
+--     an estimate.
 CREATE FUNCTION outbox._store_depths()
 RETURNS TABLE (metric text, kind text, value double precision)
 LANGUAGE plpgsql STABLE
@@ -181,26 +147,11 @@ BEGIN
                               ('job_run', 'run')) s(kind, prefix)
     LOOP
         RETURN QUERY EXECUTE format($sql$
-            WITH RECURSIVE lanes(lane) AS (
-                (SELECT q.lane FROM outbox.%1$s_queue q ORDER BY q.lane LIMIT 1)
-                UNION ALL
-                SELECT (SELECT q.lane FROM outbox.%1$s_queue q
-                         WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1)
-                  FROM lanes l
-                 WHERE l.lane IS NOT NULL
-            ), sample AS (
-                SELECT count(*) FILTER (WHERE s.status = 0) AS ready,
-                       count(*) FILTER (WHERE s.status = 1) AS leased,
-                       min(s.next_attempt_at) FILTER (WHERE s.status = 0) AS oldest
-                  FROM lanes l,
-                       LATERAL (SELECT q.status, q.next_attempt_at
-                                  FROM outbox.%1$s_queue q
-                                 WHERE q.lane = l.lane AND q.next_attempt_at <= now()
-                                 ORDER BY q.next_attempt_at, q.id
-                                 LIMIT (SELECT greatest(20, least(10000, 50000
-                                                            / greatest(count(n.lane), 1)))
-                                          FROM lanes n)) s
-                 WHERE l.lane IS NOT NULL
+            WITH sample AS (
+                SELECT coalesce(sum(l.ready + l.behind), 0) AS ready,
+                       coalesce(sum(l.leased), 0) AS leased,
+                       min(l.oldest_ready_at) AS oldest
+                  FROM outbox._lane_counts('outbox.%1$s_queue') l
             )
             SELECT m.metric, %2$L, m.value::float8
               FROM sample s
@@ -335,8 +286,10 @@ LANGUAGE sql STABLE SECURITY DEFINER ROWS 1000
 SET search_path = pg_catalog, pg_temp
 SET jit = off
 AS $$
-    WITH depths AS MATERIALIZED (
-        SELECT 'message'::text AS kind, d.* FROM outbox._depths() d
+    WITH topics AS MATERIALIZED (
+        SELECT outbox._all_topic_stats() AS stats, outbox._all_waiting_streams() AS heads
+    ), depths AS MATERIALIZED (
+        SELECT 'message'::text AS kind, d.* FROM topics t, outbox._depths(t.stats) d
     ), joined AS (
         SELECT coalesce(c.kind, d.kind) AS kind,
                coalesce(c.namespace, d.namespace) AS namespace,
@@ -444,7 +397,7 @@ AS $$
        AND (m.suffix <> '_bucket' OR h.place <= 11 OR h.place % 2 = 1 OR h.is_last)
     UNION ALL
     SELECT m.metric, m.kind, NULL, NULL, NULL, NULL, NULL, m.value
-      FROM outbox._measures() m
+      FROM topics t, outbox._measures(t.heads) m
      WHERE m.metric <> 'outbox_posts_failing'
     UNION ALL
     SELECT 'outbox_stats_since_seconds', NULL, NULL, NULL, NULL, NULL, NULL,
@@ -454,7 +407,7 @@ AS $$
     UNION ALL
     (SELECT DISTINCT 'outbox_problem', NULL, NULL, NULL, NULL, outbox._component_kind(p.component),
             NULL, 1::float8
-       FROM outbox._status() p
+       FROM topics t, outbox._status(t.stats, t.heads) p
       WHERE NOT p.ok
       ORDER BY 6
       LIMIT 50)
@@ -571,14 +524,16 @@ BEGIN
             outbox._check_age('retention_lag', alerts.retention_lag),
             outbox._check_age('snapshot_age', alerts.snapshot_age);
     RETURN QUERY
-    WITH problems AS MATERIALIZED (
-        SELECT p.* FROM outbox._status() p WHERE NOT p.ok
+    WITH topics AS MATERIALIZED (
+        SELECT outbox._all_topic_stats() AS stats, outbox._all_waiting_streams() AS heads
+    ), problems AS MATERIALIZED (
+        SELECT p.* FROM topics t, outbox._status(t.stats, t.heads) p WHERE NOT p.ok
     ), measures AS MATERIALIZED (
-        SELECT m.metric, m.value FROM outbox._measures() m WHERE m.kind IS NULL
+        SELECT m.metric, m.value FROM topics t, outbox._measures(t.heads) m WHERE m.kind IS NULL
     ), depths AS MATERIALIZED (
         SELECT d.*,
                concat(d.namespace, '/', d.topic, ' of subscription ' || d.subscription) AS subject
-          FROM outbox._depths() d
+          FROM topics t, outbox._depths(t.stats) d
     ), lost AS (
         -- what the samples of the last quarter of an hour add up to
         SELECT concat(d.namespace, '/', coalesce(d.topic, 'other'),
@@ -622,7 +577,7 @@ BEGIN
                format('message %s in topic %s/%s comes back again and again, and others wait '
                       'behind it', s.id, s.namespace, s.topic),
                'failing messages'
-          FROM outbox._stuck_streams() s
+          FROM topics t, outbox._stuck_streams(t.heads) s
         UNION ALL
         SELECT 'OutboxJoinOverdue', 'warning', j.since + alerts.join_age,
                extract(epoch FROM now() - j.since), extract(epoch FROM alerts.join_age),

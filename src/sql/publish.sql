@@ -1203,36 +1203,14 @@ COMMENT ON FUNCTION outbox._subscription_status() IS
 -- At most 10000 messages of each lane, and 10000 dead ones of each subscription, are
 -- counted, and fewer where there are many lanes or subscriptions, as in topic_stats.
 CREATE VIEW outbox.subscriptions AS
-WITH RECURSIVE lanes(lane, subscriber) AS (
-    (SELECT q.lane, q.subscriber FROM outbox.queue q ORDER BY q.lane LIMIT 1)
-    UNION ALL
-    SELECT next.*
-      FROM lanes l,
-           LATERAL (SELECT q.lane, q.subscriber FROM outbox.queue q
-                     WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1) next
-), lane_limit(rows) AS (
-    SELECT greatest(20, least(10000, 200000 / greatest(count(l.subscriber), 1))) FROM lanes l
-), dead_limit(rows) AS (
-    SELECT greatest(20, least(10000, 200000 / greatest(count(*), 1))) FROM outbox.subscribers s
+WITH dead_limit(rows) AS (
+    SELECT greatest(2, least(10000, 200000 / greatest(count(*), 1))) FROM outbox.subscribers s
 ), live AS (
-    SELECT s.subscriber,
-           count(*) FILTER (WHERE s.is_ready) AS ready,
-           count(*) FILTER (WHERE s.status = 1) AS leased,
-           min(s.next_attempt_at) FILTER (WHERE s.is_ready) AS oldest
-      FROM lanes l,
-           LATERAL (SELECT q.subscriber, q.status, q.next_attempt_at,
-                           q.status = 0
-                           AND q.next_attempt_at <= now()
-                           AND NOT (q.stream_id IS NOT NULL
-                                    AND EXISTS (SELECT FROM outbox.queue b
-                                                 WHERE b.stream_id = q.stream_id
-                                                   AND b.stream_seq < q.stream_seq)) AS is_ready
-                      FROM outbox.queue q
-                     WHERE q.lane = l.lane AND q.subscriber = l.subscriber
-                     ORDER BY q.next_attempt_at, q.id
-                     LIMIT (SELECT n.rows FROM lane_limit n)) s
+    SELECT l.subscriber, sum(l.ready)::bigint AS ready, sum(l.leased)::bigint AS leased,
+           min(l.oldest_ready_at) AS oldest
+      FROM outbox._lane_counts('outbox.queue', true) l
      WHERE l.subscriber IS NOT NULL
-     GROUP BY s.subscriber
+     GROUP BY l.subscriber
 )
 SELECT s.namespace,
        s.subscription,

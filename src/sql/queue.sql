@@ -194,3 +194,32 @@ ALTER TABLE outbox.queue ENABLE ALWAYS TRIGGER outbox_queue_truncated;
 COMMENT ON TRIGGER outbox_queue_written ON outbox.queue IS 'Completes rows that plain SQL writes.';
 COMMENT ON TRIGGER outbox_queue_changed ON outbox.queue IS 'Reports changes of rows by plain SQL.';
 COMMENT ON TRIGGER outbox_queue_truncated ON outbox.queue IS 'Reports that all rows are removed.';
+
+-- _lane_counts(store, deliveries)
+--     Returns how many messages each lane of a live table has, or only of the lanes of
+--     deliveries: at most 10000 are counted in each, and where there are many lanes
+--     200000 in all, but 2 of each at least. The topic of a received message is its
+--     handler_name. Views call this with the privileges of the reader, who therefore
+--     needs EXECUTE.
+CREATE FUNCTION outbox._lane_counts(
+    store      regclass,
+    deliveries boolean DEFAULT false
+)
+RETURNS TABLE (
+    namespace       text,
+    topic           text,
+    subscriber      integer,
+    ready           bigint,
+    behind          bigint,
+    delayed         bigint,
+    leased          bigint,
+    expired         bigint,
+    failing         bigint,
+    oldest_ready_at timestamptz,
+    more            boolean
+)
+LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE ROWS 100
+AS 'MODULE_PATHNAME', 'outbox_lane_counts';
+
+COMMENT ON FUNCTION outbox._lane_counts(regclass, boolean) IS
+    'How many messages each lane of a live table has, up to a limit.';

@@ -75,12 +75,14 @@ AS $$
                'trace',
                'metrics', 'metric_samples', 'alerts', 'oldest_leases', 'route_store',
                -- called by views with the privileges of the reader
-               '_partition_number', '_subscriber_stream', '_leased_ids', '_owner_claims',
+               '_partition_number', '_subscriber_stream', '_lane_counts', '_leased_ids',
+               '_owner_claims',
                '_topic_claims',
                '_waiting_claims', '_counters', '_default_policy', '_retention_name', '_trace')
            WHEN 'admin' THEN p.proname !~ '^(_|grant_|revoke_)' OR p.proname IN (
                -- called by views and functions with the privileges of the caller
-               '_partition_number', '_subscriber_stream', '_leased_ids', '_owner_claims',
+               '_partition_number', '_subscriber_stream', '_lane_counts', '_leased_ids',
+               '_owner_claims',
                '_topic_claims',
                '_waiting_claims', '_counters', '_default_policy', '_retention_name', '_trace',
                '_start_handlers',

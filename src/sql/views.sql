@@ -1,64 +1,23 @@
 -- views.sql: views for users and for monitoring. Unless it is said otherwise, they do
 -- not read all messages. Serves sql_admin.c and sql_work.c.
 
--- Reads one lane at a time, skipping along the index; at most 10000 messages of each
--- lane, and 10000 dead ones of each topic, are counted, and fewer where there are many
--- lanes or topics, so that the whole takes well below a second.
+-- At most 10000 messages of each lane, and 10000 dead ones of each topic, are counted,
+-- and fewer where there are many lanes or topics, so that the whole takes well below a
+-- second.
 CREATE VIEW outbox.topic_stats AS
-WITH RECURSIVE lanes(lane) AS (
-    (SELECT q.lane FROM outbox.queue q ORDER BY q.lane LIMIT 1)
-    UNION ALL
-    SELECT (SELECT q.lane FROM outbox.queue q
-             WHERE q.lane > l.lane ORDER BY q.lane LIMIT 1)
-      FROM lanes l
-     WHERE l.lane IS NOT NULL
-), lane_limit(rows) AS (
-    SELECT greatest(20, least(10000, 200000 / greatest(count(l.lane), 1))) FROM lanes l
-), sample AS (
-    SELECT s.*
-      FROM lanes l,
-           LATERAL (SELECT q.lane, q.namespace, q.topic, q.subscriber, q.status,
-                           q.next_attempt_at, q.locked_until, q.retry_count,
-                           q.stream_id IS NOT NULL
-                           AND q.status = 0
-                           AND q.next_attempt_at <= now()
-                           AND EXISTS (SELECT FROM outbox.queue b
-                                        WHERE b.stream_id = q.stream_id
-                                          AND b.stream_seq < q.stream_seq) AS is_behind
-                      FROM outbox.queue q
-                     WHERE q.lane = l.lane
-                     ORDER BY q.next_attempt_at, q.id
-                     LIMIT (SELECT n.rows FROM lane_limit n)) s
-     WHERE l.lane IS NOT NULL
-), lane_stats AS (
-    SELECT namespace,
-           topic,
-           subscriber,
-           count(*) FILTER (WHERE status = 0 AND next_attempt_at <= now()
-                              AND NOT is_behind) AS ready,
-           count(*) FILTER (WHERE status = 0 AND next_attempt_at > now()) AS delayed,
-           count(*) FILTER (WHERE is_behind) AS waiting_in_stream,
-           count(*) FILTER (WHERE status = 1) AS leased,
-           count(*) FILTER (WHERE status = 1 AND locked_until <= now()) AS expired,
-           count(*) FILTER (WHERE retry_count >= 3) AS failing,
-           min(next_attempt_at) FILTER (WHERE status = 0 AND next_attempt_at <= now()
-                                          AND NOT is_behind) AS oldest_ready_at,
-           count(*) >= (SELECT n.rows FROM lane_limit n) AS more
-      FROM sample
-     GROUP BY lane, namespace, topic, subscriber
-), live AS (
+WITH RECURSIVE live AS (
     SELECT l.namespace,
            l.topic,
            s.subscription,
-           sum(ready)::bigint AS ready,
-           sum(delayed)::bigint AS delayed,
-           sum(waiting_in_stream)::bigint AS waiting_in_stream,
-           sum(leased)::bigint AS leased,
-           sum(expired)::bigint AS expired,
-           sum(failing)::bigint AS failing,
-           min(oldest_ready_at) AS oldest_ready_at,
-           bool_or(more) AS more
-      FROM lane_stats l
+           sum(l.ready)::bigint AS ready,
+           sum(l.delayed)::bigint AS delayed,
+           sum(l.behind)::bigint AS waiting_in_stream,
+           sum(l.leased)::bigint AS leased,
+           sum(l.expired)::bigint AS expired,
+           sum(l.failing)::bigint AS failing,
+           min(l.oldest_ready_at) AS oldest_ready_at,
+           bool_or(l.more) AS more
+      FROM outbox._lane_counts('outbox.queue') l
       LEFT JOIN outbox.subscribers s ON s.id = l.subscriber
      GROUP BY l.namespace, l.topic, s.subscription
 ), dead_topics(namespace, topic) AS (
@@ -71,7 +30,7 @@ WITH RECURSIVE lanes(lane) AS (
                      WHERE (d.namespace, d.topic) > (t.namespace, t.topic)
                      ORDER BY d.namespace, d.topic LIMIT 1) n
 ), dead_limit(rows) AS (
-    SELECT greatest(20, least(10000, 200000 / greatest(count(*), 1))) FROM dead_topics
+    SELECT greatest(2, least(10000, 200000 / greatest(count(*), 1))) FROM dead_topics
 ), dead AS (
     SELECT t.namespace, t.topic, s.subscription, count(*) AS dead
       FROM dead_topics t,
@@ -494,9 +453,25 @@ $$;
 COMMENT ON FUNCTION outbox._overdue_joins(interval) IS
     'Joins that have been open and unchanged for a time.';
 
--- _status()
---     Health checks, one row per component.
-CREATE FUNCTION outbox._status()
+-- _all_topic_stats()
+--     Returns the rows of topic_stats, for callers that need them more than once.
+--     VOLATILE, because the planner calls what is STABLE to estimate the length.
+CREATE FUNCTION outbox._all_topic_stats()
+RETURNS outbox.topic_stats[]
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+SET jit = off
+AS $$ SELECT ARRAY(SELECT s FROM outbox.topic_stats s) $$;
+
+COMMENT ON FUNCTION outbox._all_topic_stats() IS 'The rows of topic_stats.';
+
+-- _status(topics, heads)
+--     Health checks, one row per component. The rows of topic_stats, and the first
+--     messages of streams, may be given.
+CREATE FUNCTION outbox._status(
+    topics outbox.topic_stats[] DEFAULT NULL,
+    heads  bigint[]             DEFAULT NULL
+)
 RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -531,7 +506,7 @@ BEGIN
            string_agg(DISTINCT coalesce('subscription ' || s.subscription, s.topic), ', ')
                FILTER (WHERE s.paused) AS paused
       INTO stats
-      FROM outbox.topic_stats s;
+      FROM unnest(coalesce(topics, outbox._all_topic_stats())) s;
 
     component := 'version';
     ok := library.version = installed;
@@ -652,7 +627,7 @@ BEGIN
 
     RETURN QUERY SELECT * FROM outbox._worker_status(library.preloaded);
     RETURN QUERY SELECT * FROM outbox._subscription_status();
-    RETURN QUERY SELECT * FROM outbox._health_status();
+    RETURN QUERY SELECT * FROM outbox._health_status(heads);
 
     component := 'restore';
     SELECT string_agg(k.pid::text, ', ')
@@ -768,7 +743,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION outbox._status() IS 'Health checks, one row per component.';
+COMMENT ON FUNCTION outbox._status(outbox.topic_stats[], bigint[]) IS
+    'Health checks, one row per component.';
 
 -- status()
 --     The same, problems first. JIT is off: the planner considers recursive queries

@@ -59,6 +59,7 @@ my %values = (
 	'outbox.jobs' => [ "ROW('j', 't', '* * * * *', 'p', true, NULL, now(), now())::outbox.jobs" ],
 	'outbox.join_rechecks' => [ 'ROW(0, NULL, NULL, NULL, NULL, NULL)::outbox.join_rechecks' ],
 	'outbox.message' => [ 'ROW(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::outbox.message' ],
+	'outbox.topic_stats[]' => [ "'{}'", "'{NULL}'", "'{{NULL},{NULL}}'", 'ARRAY(SELECT s FROM outbox.topic_stats s)', 'ARRAY(SELECT NULL::outbox.topic_stats FROM generate_series(1, 100000))' ],
 	regclass => [ "'0'", "'4294967295'", "'outbox.queue'", "'outbox.dead'", "'pg_class'" ]);
 # special values; a long wait that is allowed would really be waited for
 my %values_of = (on_duplicate => [ map { "'$_'" } 'keep', 'replace', 'debounce', '', 'Keep', 'x' ], priority => [ -2 .. 2, 3, "'-2147483648'" ], wait_ms => [ 0, 1, -1, 2147483647, "'-2147483648'", 60001 ]);
@@ -73,7 +74,7 @@ my %sane = (
 	receptor_name => "'r'", perspective_name => "'p'", last_message_id => "'00000000-0000-4000-8000-000000000004'",
 	handler_name => "'h'", handler => "'public.handle(outbox.message)'", due_time => 'now()', timer_id => "'00000000-0000-4000-8000-000000000005'", id => 'held.ids[1]', attempt => 'held.attempts[1]', reason => 4,
 	message_id => 'gen_random_uuid()', status => 1, batch_limit => 10, paused => 'true', 'payloads jsonb' => "'[1]'", 'on_complete_payload json' => "'1'", 'on_complete_payload jsonb' => "'1'", message => "'1'", instances => "'{00000000-0000-0000-0000-000000000000}'", kind => "'worker'", setting => "'max_attempts'", relation => "'outbox.dead'", functions => "'{claim}'", relations => "'{queue}'",
-	subscription => "'sub'", topics => "'{h}'", patterns => "'{#}'", pattern => "'a.*'", from_time => "'-infinity'", published_id => "'00000000-0000-4000-8000-00000000000b'",
+	subscription => "'sub'", 'topics outbox.topic_stats[]' => "'{}'", topics => "'{h}'", patterns => "'{#}'", pattern => "'a.*'", from_time => "'-infinity'", published_id => "'00000000-0000-4000-8000-00000000000b'",
 	subscriber => 1, subscribers => "'{1}'", published_at => 'now()', 'published_at timestamp with time zone[]' => "'{now}'", 'published_id uuid[]' => "'{00000000-0000-4000-8000-00000000000b}'", drops => 'false', nonce => 0, place => 0, day => "'2026-01-01'", since => 'now()', until => 'now()',
 	store => "'eu'", 'store regclass' => "'outbox.queue'", 'value anyelement' => "'x'::text", 'value integer' => 1, 'value interval' => "'1 s'", 'setting interval' => "'1 d'", connection => "'service=eu'", routing_key => "'00000000-0000-4000-8000-000000000006'", key => "'00000000-0000-4000-8000-000000000006'", rule => "'store:eu'",
 	age => "'1 d'", component => "'ids'", backlog_age => "'1 min'", dead_messages => 1, leases_lost => 1, stream_age => "'1 min'", join_age => "'1 d'", retention_lag => "'1 d'", snapshot_age => "'1 h'", lane_memory => 0.5);
