@@ -103,6 +103,27 @@ SELECT topic, pid = pg_backend_pid() AS mine, application, time_left BETWEEN '20
 SELECT namespace, waiting, last_pid = pg_backend_pid() AS mine, last_application, last_claim_age < '1 min' AS lately FROM outbox.claimers WHERE topic = 'op.who';
 SELECT detail ~ format('claimed by process %s, application op_worker', pg_backend_pid()) AS says_who FROM outbox.explain_message((ids('op.who'))[1]) WHERE gate = 'not leased';
 SELECT outbox.release('dddddddd-0000-4000-8000-000000000004');
+-- the leases that were claimed first
+SELECT outbox.enqueue('op.old', i::text, namespace => CASE WHEN i = 4 THEN 'tenant' ELSE 'default' END) IS NOT NULL AS ok FROM generate_series(1, 4) i;
+SELECT outbox.subscribe('op_sub', '{op.new}');
+SELECT outbox.publish('op.new', '5') IS NOT NULL AS ok;
+SELECT payload FROM outbox.claim(:a, batch_size => 1, subscription => 'op_sub');
+SELECT payload FROM outbox.claim(:a, batch_size => 1, topics => '{op.old}', namespace => 'tenant');
+SELECT payload FROM outbox.claim(:a, batch_size => 1, topics => '{op.old}', namespace => 'default');
+SELECT payload FROM outbox.claim('dddddddd-0000-4000-8000-000000000004', batch_size => 2, topics => '{op.old}', namespace => 'default');
+CREATE TEMP VIEW payloads AS SELECT id, payload FROM outbox.messages;
+SELECT p.payload, l.topic, l.namespace, l.subscription FROM outbox.oldest_leases() WITH ORDINALITY l JOIN payloads p USING (id) WHERE l.topic IN ('op.old', 'op.new') ORDER BY l.ordinality;
+SELECT p.payload FROM outbox.oldest_leases(2, 'op.old') WITH ORDINALITY l JOIN payloads p USING (id) ORDER BY l.ordinality;
+SELECT p.payload FROM outbox.oldest_leases(3, topic => 'op.old', namespace => 'default') WITH ORDINALITY l JOIN payloads p USING (id) ORDER BY l.ordinality;
+SELECT p.payload FROM outbox.oldest_leases(subscription => 'op_sub') l JOIN payloads p USING (id);
+SELECT count(*) FROM outbox.oldest_leases(NULL, 'op.new', 'tenant');
+SELECT outbox.oldest_leases(0);
+SELECT outbox.oldest_leases(100001);
+DROP VIEW payloads;
+SELECT outbox.ack(:a, array_agg(id)) FROM outbox.oldest_leases(subscription => 'op_sub');
+SELECT outbox.release(:a), outbox.release('dddddddd-0000-4000-8000-000000000004');
+SELECT outbox.unsubscribe('op_sub');
+SELECT outbox.purge_topic('op.old'), outbox.purge_topic('op.old', 'tenant');
 -- released attempts do not count
 SELECT attempts FROM outbox.messages WHERE topic = 'op.who';
 SELECT attempts FROM outbox.claim(:a, topics => '{op.who}');
