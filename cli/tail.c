@@ -254,7 +254,8 @@ run_tail(int count, char **arguments)
 
 	prefer_indexes = true;
 	shown = first_place(topic, source);
-	from = window_place(shown, source);
+	/* a single look shows nothing before that place */
+	from = tail_once ? shown : window_place(shown, source);
 
 	initPQExpBuffer(&sql);
 	appendPQExpBuffer(&sql, tail_sql, may ? "m.payload" : "NULL::text", source);
