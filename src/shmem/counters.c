@@ -254,6 +254,8 @@ add_counts(OutboxCounterEntry *entry, const OutboxCounts *counts)
 	}
 	for (int h = 0; h < OUTBOX_NHISTOGRAMS; h++)
 	{
+		if ((counts->has_times & (1 << h)) == 0)
+			continue;
 		for (int i = 0; i < OUTBOX_NBUCKETS; i++)
 		{
 			if (counts->buckets[h][i] != 0)
@@ -308,6 +310,7 @@ outbox_counts_add(OutboxCounts *into, const OutboxCounts *counts)
 {
 	for (int i = 0; i < OUTBOX_NCOUNTS; i++)
 		into->counts[i] += counts->counts[i];
+	into->has_times |= counts->has_times;
 	for (int h = 0; h < OUTBOX_NHISTOGRAMS; h++)
 	{
 		for (int i = 0; i < OUTBOX_NBUCKETS; i++)
@@ -334,6 +337,7 @@ copy_entry(OutboxCounterMemory *memory, OutboxCounterEntry *entry,
 	copy->counted.bytes = bytes;
 	for (int i = 0; i < OUTBOX_NCOUNTS; i++)
 		copy->counts.counts[i] = pg_atomic_read_u64(&entry->counts[i]);
+	copy->counts.has_times = (1 << OUTBOX_NHISTOGRAMS) - 1;
 	for (int h = 0; h < OUTBOX_NHISTOGRAMS; h++)
 	{
 		for (int i = 0; i < OUTBOX_NBUCKETS; i++)

@@ -50,6 +50,7 @@ typedef enum OutboxHistogram
 typedef struct OutboxCounts
 {
 	uint64		counts[OUTBOX_NCOUNTS];
+	uint64		has_times;		/* a bit for each histogram in use */
 	uint64		buckets[OUTBOX_NHISTOGRAMS][OUTBOX_NBUCKETS];
 } OutboxCounts;
 

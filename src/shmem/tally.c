@@ -208,6 +208,7 @@ outbox_tally_time(OutboxTally *tally, OutboxHistogram histogram, int64 usecs)
 
 	usecs = Max(usecs, 0);
 	counts->counts[OUTBOX_COUNT_WAIT_USECS + histogram] += usecs;
+	counts->has_times |= 1 << histogram;
 	counts->buckets[histogram][outbox_counters_bucket(usecs)]++;
 }
 
