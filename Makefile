@@ -10,7 +10,7 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" outbox.contr
 # in a temporary directory, and leave nothing else behind. (But cassert keeps
 # what it has built in a cache folder.)
 PRIVATE_TARGETS = demo check nightly bench soak history sqlsmith versions cassert memory coverage \
-	model trace mutants monitoring screens clients migrate packages
+	instructions model trace mutants monitoring screens clients migrate packages
 # These need no server at all.
 PLAIN_TARGETS = help dist
 # where dist puts its archive
@@ -50,6 +50,7 @@ else
 ## make monitoring     metrics and alerts with Prometheus and its exporters
 ## make packages       packages for Debian, RPM, PGXN and Docker; ARGS="deb /tmp/dir"
 ## make bench          the benchmark, beside other queues
+## make instructions   what counters cost, in instructions of each call
 ## make soak           a billion messages a day for twice 20 minutes, checked
 ## make screens        the command line on a terminal
 ## make installcheck   the regression and isolation tests on your server
