@@ -218,6 +218,30 @@ sees(qr/^\d\d:\d\d:\d\d +\d+  done +slow  x$/m, 'tail');
 $dbh->do("SELECT outbox.enqueue('slow', repeat('y', 500))");
 like(sees(qr/ready +slow  y+/, '... follows'), qr/y…$/m, '... and cuts what is long');
 keys_sent('C-c');
+
+# --- completion in zsh
+
+$dbh->do('SELECT outbox.enqueue(?, ?)', undef, "hostile \$(touch $dir/touched)", 'x');
+type('zsh -f');
+type("PS1='zsh> '; fpath=($FindBin::RealBin/../../cli/completion \$fpath); autoload -Uz compinit; compinit -u -d $dir/dump; clear");
+sees(qr/\Azsh> *$/m, 'zsh');
+for ([ 'outbox pee', qr/^zsh> outbox peek *$/m, 'completes a command' ], [ 'outbox show --pay', qr/^zsh> outbox show --payload *$/m, '... options' ],
+	[ 'outbox pause slo', qr/^zsh> outbox pause slow *$/m, '... topics' ], [ 'outbox -d postgres pause slo', qr/^zsh> outbox -d postgres pause slow *$/m, '... of the database that was given' ],
+	[ 'outbox -p 1 pause slo', qr/^zsh> outbox -p 1 pause slo *$/m, '... and none where there is no server' ],
+	[ 'outbox pause host', qr/^zsh> outbox pause hostile\\ \\\$\\\(touch/m, '... quoted, whatever they are' ])
+{
+	my ($typed, $pattern, $name) = @$_;
+
+	keys_sent('-l', $typed);
+	keys_sent('Tab');
+	sees($pattern, $name);
+	# the line is given up
+	keys_sent('C-c');
+	type('clear');
+	poll(sub { screen() =~ /\Azsh> *\n\s*\z/ });
+}
+ok(!-e "$dir/touched", '... and nothing of them is run');
+type('exit');
 type('exit');
 ok(poll(sub { tmux('list-sessions') eq '' }), 'the end');
 tmux('kill-server');
