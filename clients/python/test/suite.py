@@ -1,4 +1,4 @@
-"""The suite of the Python client: suite.py produce | drain | worker. See ../../test/run.py."""
+"""The suite of the Python client: suite.py produce | send | drain | worker. See ../../test/run.py."""
 
 import os
 import sys
@@ -64,9 +64,36 @@ def produce():
     conn.commit()
 
 
+def lines():
+    """Those that run.py sends: how a transaction ends, and its messages, as topic,payload,stream."""
+    for line in sys.stdin:
+        how, *words = line.split()
+        messages = [dict(zip(("topic", "payload", "stream_id"), word.split(","))) for word in words]
+        for message in messages:
+            if message["stream_id"] == "-":
+                del message["stream_id"]
+        yield how, messages
+
+
+def send():
+    conn = psycopg.connect("", autocommit=True)
+    for how, messages in lines():
+        try:
+            if conn.closed:
+                conn = psycopg.connect("", autocommit=True)
+            with conn.transaction() as tx:
+                outbox.enqueue(conn, **messages[0])
+                outbox.enqueue_batch(conn, messages[1:])
+                if how == "rollback":
+                    raise psycopg.Rollback(tx)
+        except psycopg.Error as error:
+            say("failed", type(error).__name__)
+            conn.close()
+
+
 def drain():
     conn = psycopg.connect("", autocommit=True)
-    seen = []
+    seen, order = [], []
     worker = outbox.Worker("", concurrency=2)
 
     @worker.handle("d.ok")
@@ -82,17 +109,27 @@ def drain():
         if message.attempts == 1:
             raise outbox.Retry("later", after=3600)
 
+    @worker.handle("d.stream")
+    def _(message):
+        order.append(message.payload)
+        if order == ["1"]:
+            raise outbox.Retry("again", after=0)
+
     for n in range(3):
         outbox.enqueue(conn, "d.ok", str(n))
+    for payload in "12":
+        outbox.enqueue(conn, "d.stream", payload, stream_id=STREAM)
     outbox.enqueue(conn, "d.ok", "in an hour",
                    due_time=datetime.now(timezone.utc) + timedelta(hours=1))
     outbox.enqueue(conn, "d.fail", "x")
     outbox.enqueue(conn, "d.retry", "x")
-    check("drain handles what is due", worker.drain(), 5)
+    check("drain handles what is due", worker.drain(), 6)
     check("and nothing else", sorted(seen), ["0", "1", "2"])
     check("what is dead says why", conn.execute(
         "SELECT last_error, failure_reason FROM outbox.messages WHERE topic = 'd.fail'").fetchone(),
         ("no such order", 4))
+    check("a message once, and none of its stream after one that goes back", order, ["1"])
+    check("the next drain goes on", (worker.drain(), order), (2, ["1", "1", "2"]))
     check("time does not pass by itself", worker.drain(), 0)
     check("advance moves it", outbox.advance(conn, 3660), 2)
     check("and drain follows", worker.drain(), 2)
@@ -127,6 +164,17 @@ def handlers(worker):
     def permanent(message):
         raise outbox.Permanent("no such order", reason=4)
 
+    def text(message):
+        raise outbox.Permanent("\0" + 499 * "é" + "\ud800" + 1000 * "é", reason=4)
+
+    def reason(message):
+        raise outbox.Permanent("no such reason", reason=10 ** 10)
+
+    def odd(message):
+        if message.attempts == 1:
+            sys.exit()
+        handled(message)
+
     def retry(message):
         if message.attempts == 1:
             raise outbox.Retry("later", after=0.2)
@@ -156,8 +204,11 @@ def handlers(worker):
     worker.handle("w.retry", retry)
     worker.handle("w.error", error)
     worker.handle("w.slow", lambda message: slow(message, message.json()["seconds"]))
-    worker.handle("w.timeout", late, timeout_seconds=0.3)
+    worker.handle("w.timeout", late, timeout_seconds=float(os.environ.get("TIMEOUT_SECONDS", 0.3)))
     worker.handle("w.stream", stream)
+    worker.handle("w.text", text)
+    worker.handle("w.reason", reason)
+    worker.handle("w.odd", odd)
 
 
 def hook(event, **fields):
@@ -189,4 +240,4 @@ def work():
 
 
 if __name__ == "__main__":
-    {"produce": produce, "drain": drain, "worker": work}[sys.argv[1]]()
+    {"produce": produce, "drain": drain, "send": send, "worker": work}[sys.argv[1]]()

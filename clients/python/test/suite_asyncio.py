@@ -1,12 +1,13 @@
 """The suite of the Python client for asyncio; see suite.py."""
 
 import asyncio
+import os
 import sys
 from datetime import datetime, timedelta, timezone
 
 import psycopg
 
-from suite import GIVEN, STREAM, TENANT, check, options, outbox, repeated, say
+from suite import GIVEN, STREAM, TENANT, check, lines, options, outbox, repeated, say
 
 
 async def produce():
@@ -41,9 +42,25 @@ async def produce():
     await conn.commit()
 
 
+async def send():
+    conn = await psycopg.AsyncConnection.connect("", autocommit=True)
+    for how, messages in lines():
+        try:
+            if conn.closed:
+                conn = await psycopg.AsyncConnection.connect("", autocommit=True)
+            async with conn.transaction() as tx:
+                await outbox.enqueue(conn, **messages[0])
+                await outbox.enqueue_batch(conn, messages[1:])
+                if how == "rollback":
+                    raise psycopg.Rollback(tx)
+        except psycopg.Error as error:
+            say("failed", type(error).__name__)
+            await conn.close()
+
+
 async def drain():
     conn = await psycopg.AsyncConnection.connect("", autocommit=True)
-    seen = []
+    seen, order = [], []
     worker = outbox.AsyncWorker("", concurrency=2)
 
     @worker.handle("d.ok")
@@ -55,11 +72,21 @@ async def drain():
         if message.attempts == 1:
             raise outbox.Retry("later", after=3600)
 
+    @worker.handle("d.stream")
+    async def _(message):
+        order.append(message.payload)
+        if order == ["1"]:
+            raise outbox.Retry("again", after=0)
+
     for n in range(3):
         await outbox.enqueue(conn, "d.ok", str(n))
+    for payload in "12":
+        await outbox.enqueue(conn, "d.stream", payload, stream_id=STREAM)
     await outbox.enqueue(conn, "d.retry", "x")
-    check("drain handles what is due", await worker.drain(), 4)
+    check("drain handles what is due", await worker.drain(), 5)
     check("and all of it", sorted(seen), ["0", "1", "2"])
+    check("a message once, and none of its stream after one that goes back", order, ["1"])
+    check("the next drain goes on", (await worker.drain(), order), (2, ["1", "1", "2"]))
     check("time does not pass by itself", await worker.drain(), 0)
     check("advance moves it", await outbox.advance(conn, 3660), 1)
     check("and drain follows", await worker.drain(), 1)
@@ -95,6 +122,17 @@ def handlers(worker):
     async def permanent(message):
         raise outbox.Permanent("no such order", reason=4)
 
+    async def text(message):
+        raise outbox.Permanent("\0" + 499 * "é" + "\ud800" + 1000 * "é", reason=4)
+
+    async def reason(message):
+        raise outbox.Permanent("no such reason", reason=10 ** 10)
+
+    async def odd(message):
+        if message.attempts == 1:
+            sys.exit()
+        await handled(message)
+
     async def retry(message):
         if message.attempts == 1:
             raise outbox.Retry("later", after=0.2)
@@ -127,8 +165,11 @@ def handlers(worker):
     worker.handle("w.retry", retry)
     worker.handle("w.error", error)
     worker.handle("w.slow", lambda message: slow(message, message.json()["seconds"]))
-    worker.handle("w.timeout", late, timeout_seconds=0.3)
+    worker.handle("w.timeout", late, timeout_seconds=float(os.environ.get("TIMEOUT_SECONDS", 0.3)))
     worker.handle("w.stream", stream)
+    worker.handle("w.text", text)
+    worker.handle("w.reason", reason)
+    worker.handle("w.odd", odd)
 
 
 async def work():
@@ -144,4 +185,4 @@ async def work():
 
 
 if __name__ == "__main__":
-    asyncio.run({"produce": produce, "drain": drain, "worker": work}[sys.argv[1]]())
+    asyncio.run({"produce": produce, "send": send, "drain": drain, "worker": work}[sys.argv[1]]())
