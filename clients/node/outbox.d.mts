@@ -1,24 +1,13 @@
 /** What enqueue and publish take beside topic and payload. dedupeFor is an interval: '1 hour'. */
 export interface Options {
-  correlationId?: string
-  dueTime?: Date | string
-  namespace?: string
-  tenantId?: string
-  dedupeKey?: string
-  streamId?: string
-  headers?: Record<string, unknown>
-  expiresAt?: Date | string
-  messageId?: string
-  dedupeFor?: string
-  onDuplicate?: 'keep' | 'replace' | 'debounce'
-  priority?: -2 | -1 | 0 | 1 | 2
-  traceparent?: string
+  namespace?: string, correlationId?: string, messageId?: string, tenantId?: string
+  streamId?: string, priority?: -2 | -1 | 0 | 1 | 2
+  dueTime?: Date | string, expiresAt?: Date | string
+  dedupeKey?: string, dedupeFor?: string, onDuplicate?: 'keep' | 'replace' | 'debounce'
+  headers?: Record<string, unknown>, traceparent?: string
 }
 
-export interface BatchMessage extends Options {
-  topic: string
-  payload: unknown
-}
+export interface BatchMessage extends Options { topic: string, payload: unknown }
 
 /** A client or pool of pg, or an instance or transaction of postgres. */
 export type Conn =
@@ -35,33 +24,18 @@ export function publishBatch(conn: Conn, messages: BatchMessage[]):
   Promise<{ messageId: string, deliveries: number }[]>
 export function advance(conn: Conn, seconds: number): Promise<number>
 
-export class Permanent extends Error {
-  constructor(text?: string, reason?: number | null)
-}
-export class Retry extends Error {
-  constructor(text?: string, after?: number | null)
-}
+export class Permanent extends Error { constructor(text?: string, reason?: number | null) }
+export class Retry extends Error { constructor(text?: string, after?: number | null) }
 export class LeaseLost extends Error {}
 
+/** The columns of outbox.message. */
 export interface Message {
-  id: string
-  messageId: string
-  namespace: string
-  topic: string
-  payload: string
-  headers: Record<string, unknown> | null
-  correlationId: string | null
-  tenantId: string | null
-  dedupeKey: string | null
-  streamId: string | null
-  attempts: number
-  retryCount: number
-  createdAt: Date
-  dueTime: Date | null
-  lockedUntil: Date
-  subscription: string | null
-  publishedId: string | null
-  priority: number
+  id: string, messageId: string, namespace: string, topic: string, payload: string
+  headers: Record<string, unknown> | null, correlationId: string | null
+  tenantId: string | null, dedupeKey: string | null, streamId: string | null
+  attempts: number, retryCount: number, priority: number
+  createdAt: Date, dueTime: Date | null, lockedUntil: Date, ownerToken: string
+  subscription: string | null, publishedId: string | null
   /** Aborted when the lease is lost or the handler has taken too long. */
   readonly signal: AbortSignal
   readonly traceparent: string | null
@@ -69,15 +43,9 @@ export interface Message {
 }
 
 export interface WorkerOptions {
-  concurrency?: number
-  subscription?: string | null
-  namespace?: string | null
-  tenantId?: string | null
-  maxAttempts?: number | null
-  leaseSeconds?: number
-  waitMs?: number
-  maxBatch?: number
-  shutdownSeconds?: number
+  concurrency?: number, maxBatch?: number, leaseSeconds?: number, waitMs?: number
+  shutdownSeconds?: number, maxAttempts?: number | null
+  subscription?: string | null, namespace?: string | null, tenantId?: string | null
   hook?: (
     event: 'claimed' | 'finished' | 'settled' | 'lost' | 'reconnect',
     fields: Record<string, any>) => void
@@ -87,7 +55,6 @@ export interface WorkerOptions {
 /** C is what connect makes: the type of the connection that handlers get. */
 export class Worker<C = any> {
   constructor(connect: () => C | Promise<C>, options?: WorkerOptions)
-  readonly owner: string
   handle(topic: string, handler: (message: Message, conn: C) => unknown,
     options?: { timeoutSeconds?: number | null, transaction?: boolean }): this
   run(): Promise<void>

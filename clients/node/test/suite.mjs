@@ -1,4 +1,5 @@
-/** The suite of the Node client: suite.mjs produce | drain | worker; see ../../test/run.py. */
+/** The suite of the Node client: suite.mjs produce | send | drain | worker; see ../../test/run.py. */
+import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import postgres from 'postgres'
@@ -9,7 +10,7 @@ const GIVEN = '01234567-0000-4000-8000-000000000042'
 const STREAM = '00000000-0000-4000-8000-000000000007'
 const other = process.env.DRIVER === 'postgres'
 const connect = other
-  ? () => postgres({ max: 1, prepare: false, onnotice: () => {} })
+  ? () => postgres({ max: 1, prepare: false, fetch_types: false, onnotice: () => {} })
   : () => new pg.Client()
 
 function say(...words) {
@@ -91,24 +92,61 @@ async function produce() {
   await conn.end()
 }
 
+/** Lines of run.py: how a transaction ends, and its messages, as topic,payload,stream. */
+async function send() {
+  let session
+  for await (const line of createInterface({ input: process.stdin })) {
+    const [how, ...words] = line.split(' ')
+    const messages = words.map((word) => {
+      const [topic, payload, streamId] = word.split(',')
+      return { topic, payload, ...(streamId === '-' ? {} : { streamId }) }
+    })
+    try {
+      session ??= await open()
+      session.conn.on?.('error', () => { session = undefined })
+      const { topic, payload, ...options } = messages[0]
+      await session.transaction(async (tx) => {
+        await outbox.enqueue(tx, topic, payload, options)
+        await outbox.enqueueBatch(tx, messages.slice(1))
+        if (how === 'rollback') throw new Error('no')
+      })
+    } catch (raised) {
+      if (raised.message === 'no') continue
+      say('failed', raised.message)
+      session?.conn.end()?.catch?.(() => {})
+      session = undefined
+    }
+  }
+  await session?.conn.end()
+}
+
 async function drain() {
   const { conn, query } = await open()
-  const seen = []
+  const [seen, order] = [[], []]
   const worker = new outbox.Worker(connect, { concurrency: 2 })
   worker.handle('d.ok', (message) => { seen.push(message.payload) })
   worker.handle('d.fail', () => { throw new outbox.Permanent('no such order', 4) })
   worker.handle('d.retry', (message) => {
     if (message.attempts === 1) throw new outbox.Retry('later', 3600)
   })
+  worker.handle('d.stream', (message) => {
+    order.push(message.payload)
+    if (order.length === 1) throw new outbox.Retry('again', 0)
+  })
   for (const payload of ['0', '1', '2']) await outbox.enqueue(conn, 'd.ok', payload)
+  for (const payload of ['1', '2']) {
+    await outbox.enqueue(conn, 'd.stream', payload, { streamId: STREAM })
+  }
   await outbox.enqueue(conn, 'd.ok', 'in an hour', { dueTime: new Date(Date.now() + 3600000) })
   await outbox.enqueue(conn, 'd.fail', 'x')
   await outbox.enqueue(conn, 'd.retry', 'x')
-  check('drain handles what is due', await worker.drain(), 5)
+  check('drain handles what is due', await worker.drain(), 6)
   check('and nothing else', seen.sort(), ['0', '1', '2'])
   const [dead] = await query(conn,
     "SELECT last_error, failure_reason FROM outbox.messages WHERE topic = 'd.fail'")
   check('what is dead says why', [dead.last_error, dead.failure_reason], ['no such order', 4])
+  check('a message once, and none of its stream after one that goes back', order, ['1'])
+  check('the next drain goes on', [await worker.drain(), order], [2, ['1', '1', '2']])
   check('time does not pass by itself', await worker.drain(), 0)
   check('advance moves it', await outbox.advance(conn, 3660), 2)
   check('and drain follows', await worker.drain(), 2)
@@ -149,12 +187,17 @@ function handlers(worker) {
     await effect(message, conn)
     if (message.attempts === 1) throw new Error(message.payload)
   }, { transaction: true })
+  worker.handle('w.text', () => {
+    throw new outbox.Permanent(`\0${'é'.repeat(499)}\ud83d\ude00${'é'.repeat(1000)}`, 4)
+  })
+  worker.handle('w.reason', () => { throw new outbox.Permanent('no such reason', 1e10) })
+  worker.handle('w.odd', (message) => first(message, null))
   worker.handle('w.permanent', () => { throw new outbox.Permanent('no such order', 4) })
   worker.handle('w.retry', (message) => first(message, new outbox.Retry('later', 0.2)))
   worker.handle('w.error', (message) => first(message, new Error(message.payload)))
   worker.handle('w.slow', (message) => slow(message, message.json().seconds))
   worker.handle('w.timeout', (message) => slow(message, message.attempts === 1 ? 5 : 0),
-    { timeoutSeconds: 0.3 })
+    { timeoutSeconds: Number(process.env.TIMEOUT_SECONDS ?? 0.3) })
   worker.handle('w.stream', async (message) => {
     say('stream', message.payload)
     await sleep(20)
@@ -187,4 +230,4 @@ async function work() {
   say('ended')
 }
 
-await { produce, drain, worker: work }[process.argv[2]]()
+await { produce, send, drain, worker: work }[process.argv[2]]()
