@@ -3,27 +3,27 @@
 //
 // It needs nothing but database/sql, and any driver whose errors have SQLState, as those of
 // lib/pq and pgx. Behind PgBouncer, lib/pq wants binary_parameters=yes, and pgx
-// default_query_exec_mode=exec. ../README.md is the design that the clients have in common.
+// statement_cache_mode=describe. ../README.md is the design that the clients have in common.
 package outbox
 
 import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 )
 
 // Parameters are text, and cast by the server, so that all drivers send the same.
 const (
-	enqueueBatch = `SELECT message_id::text, enqueued, outcome, 0
-		FROM outbox.enqueue_batch($1::text::jsonb) ORDER BY ordinal`
-	publishBatch = `SELECT message_id::text, true, '', deliveries
-		FROM outbox.publish_batch($1::text::jsonb) ORDER BY ordinal`
-	advance = `SELECT coalesce(sum(outbox.reschedule(ARRAY[id],
-			next_attempt_at - $1::text::interval)), 0)
+	enqueueBatch = `SELECT message_id::text, enqueued, outcome, 0 FROM outbox.enqueue_batch($1::text::jsonb) ORDER BY ordinal`
+	publishBatch = `SELECT message_id::text, true, '', deliveries FROM outbox.publish_batch($1::text::jsonb) ORDER BY ordinal`
+	advance      = `SELECT coalesce(sum(outbox.reschedule(ARRAY[id], next_attempt_at - $1::text::interval)), 0)
 		FROM outbox.messages WHERE state = 'ready' AND next_attempt_at > clock_timestamp()`
 )
 
@@ -69,40 +69,42 @@ type Result struct {
 
 // text is a string or raw JSON as it is, and JSON of anything else.
 func text(payload any) (string, error) {
-	switch payload := payload.(type) {
-	case string:
-		return payload, nil
-	case []byte:
-		return string(payload), nil
+	encoded, ok := payload.(string)
+	if raw, isRaw := payload.([]byte); isRaw {
+		encoded, ok = string(raw), true
 	}
-	encoded, err := json.Marshal(payload)
-	return string(encoded), err
+	if ok && !utf8.ValidString(encoded) {
+		return "", errors.New("a payload that is not UTF-8")
+	}
+	if ok {
+		return encoded, nil
+	}
+	b, err := json.Marshal(payload)
+	return string(b), err
 }
 
-func send(ctx context.Context, q Queryer, statement string, messages []New) ([]Result, error) {
+func send(ctx context.Context, q Queryer, statement string, messages []New) (results []Result, err error) {
 	complete := make([]New, len(messages))
 	for i, m := range messages {
-		payload, err := text(m.Payload)
-		if err != nil {
-			return nil, err
-		}
 		headers := map[string]any{}
-		if m.Traceparent != "" {
-			headers["traceparent"] = m.Traceparent
-		} else if trace := os.Getenv("TRACEPARENT"); trace != "" {
-			headers["traceparent"] = trace
+		for _, trace := range []string{os.Getenv("TRACEPARENT"), m.Traceparent} {
+			if trace != "" {
+				headers["traceparent"] = trace
+			}
 		}
 		for name, value := range m.Headers {
 			headers[name] = value
 		}
-		m.Payload, m.Headers = payload, headers
+		m.Headers = headers
+		if m.Payload, err = text(m.Payload); err != nil {
+			return nil, err
+		}
 		complete[i] = m
 	}
 	encoded, err := text(complete)
 	if err != nil {
 		return nil, err
 	}
-	var results []Result
 	err = query(ctx, q, statement, []any{encoded}, func(rows *sql.Rows) error {
 		var r Result
 		err := rows.Scan(&r.MessageID, &r.Enqueued, &r.Outcome, &r.Deliveries)
@@ -161,9 +163,7 @@ func PublishBatch(ctx context.Context, q Queryer, messages []New) ([]Result, err
 // Advance is for tests: all waiting messages become due that much earlier. It returns how
 // many there were.
 func Advance(ctx context.Context, q Queryer, by time.Duration) (count int, err error) {
-	err = query(ctx, q, advance, []any{interval(by)}, func(rows *sql.Rows) error {
-		return rows.Scan(&count)
-	})
+	err = query(ctx, q, advance, []any{interval(by)}, func(rows *sql.Rows) error { return rows.Scan(&count) })
 	return count, err
 }
 
@@ -171,19 +171,79 @@ func interval(d time.Duration) string { return fmt.Sprintf("%f s", d.Seconds()) 
 
 // Message is a claimed message: the columns of outbox.message.
 type Message struct {
-	ID                                           int64
-	MessageID, Namespace, Topic, Payload         string
-	Headers                                      map[string]any
-	CorrelationID, TenantID, DedupeKey, StreamID string
-	Attempts, RetryCount                         int
-	CreatedAt                                    time.Time
-	DueTime                                      sql.NullTime
-	LockedUntil                                  time.Time
-	Subscription, PublishedID                    string
-	Priority                                     int
+	ID                                               int64
+	MessageID, Namespace, Topic, Payload, OwnerToken string
+	Headers                                          map[string]any
+	CorrelationID, TenantID, DedupeKey, StreamID     string
+	Attempts, RetryCount, Priority                   int
+	CreatedAt, LockedUntil                           time.Time
+	DueTime                                          sql.NullTime
+	Subscription, PublishedID                        string
 
 	cancel  context.CancelFunc
 	outcome atomic.Int32
+	until   time.Time // its lease lasts as long, or longer
+}
+
+// key is the stream, or the id of what has none.
+func (m *Message) key() string { return or(m.StreamID, fmt.Sprint(m.ID)) }
+
+// Decode decodes a payload that is JSON.
+func (m *Message) Decode(into any) error { return json.Unmarshal([]byte(m.Payload), into) }
+
+// Traceparent is the trace context that the message was enqueued with.
+func (m *Message) Traceparent() string {
+	trace, _ := m.Headers["traceparent"].(string)
+	return trace
+}
+
+// PermanentError is the error of a message that can never be handled.
+type PermanentError struct {
+	Text   string
+	Reason int
+}
+
+func (e *PermanentError) Error() string { return e.Text }
+
+// Permanent makes the message a dead letter with this text. A reason of 0 is none.
+func Permanent(text string, reason int) error { return &PermanentError{text, reason} }
+
+// RetryError is the error of a message that is handed out again.
+type RetryError struct {
+	Text  string
+	After time.Duration
+}
+
+func (e *RetryError) Error() string { return e.Text }
+
+// Retry has the message handed out again after that time; after the server's backoff, if it
+// is negative.
+func Retry(text string, after time.Duration) error { return &RetryError{text, after} }
+
+// ErrLeaseLost says that another worker has the message, or soon will have.
+var ErrLeaseLost = errors.New("lease lost")
+
+// describe is what is recorded of an error: never a text that may quote the payload.
+func describe(err error) (description string) {
+	var permanent *PermanentError
+	var retry *RetryError
+	switch {
+	case errors.As(err, &permanent):
+		description = permanent.Text
+	case errors.As(err, &retry):
+		description = retry.Text
+	case errors.Is(err, context.DeadlineExceeded):
+		description = "timeout"
+	default:
+		for inner := err; inner != nil; inner = errors.Unwrap(inner) {
+			description = strings.TrimSpace(fmt.Sprintf("%T %s", inner, state(err)))
+		}
+	}
+	description = strings.ToValidUTF8(strings.ReplaceAll(description, "\x00", ""), "?")
+	if runes := []rune(description); len(runes) > 500 {
+		description = string(runes[:500])
+	}
+	return description
 }
 
 // What becomes of a message; it is decided once.
@@ -196,12 +256,3 @@ const (
 )
 
 var outcomes = [...]string{"", "ack", "retry", "fail", "lost"}
-
-// Decode decodes a payload that is JSON.
-func (m *Message) Decode(into any) error { return json.Unmarshal([]byte(m.Payload), into) }
-
-// Traceparent is the trace context that the message was enqueued with.
-func (m *Message) Traceparent() string {
-	trace, _ := m.Headers["traceparent"].(string)
-	return trace
-}

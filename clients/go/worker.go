@@ -2,40 +2,40 @@ package outbox
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
-	mathrand "math/rand"
+	"regexp"
 	"strings"
 	"time"
 )
 
+// A statement of settling answers with rows of two numbers.
 const (
-	claim = `SELECT id, message_id::text, namespace, topic, payload, coalesce(headers, '{}')::text,
-			coalesce(correlation_id, ''), coalesce(tenant_id::text, ''), coalesce(dedupe_key, ''),
-			coalesce(stream_id::text, ''), attempts, retry_count, created_at, due_time, locked_until,
-			coalesce(subscription, ''), coalesce(published_id::text, ''), priority
+	claim = `SELECT id, message_id::text, namespace, topic, payload, owner_token::text,
+			coalesce(headers, '{}')::text, coalesce(correlation_id, ''), coalesce(tenant_id::text, ''),
+			coalesce(dedupe_key, ''), coalesce(stream_id::text, ''), attempts, retry_count, priority,
+			created_at, locked_until, due_time, coalesce(subscription, ''), coalesce(published_id::text, '')
 		FROM outbox.claim($1::text::uuid, $2::text::int, $3::text::int, $4::text, $5::text::text[],
 			$6::text::uuid, $7::text::int, $8::text::int, $9::text)`
-	ack    = `SELECT outbox.ack($1::text::uuid, $2::text::bigint[], $3::text::int[])`
-	ackOne = `SELECT outbox.ack_one($1::text::uuid, $2::text::bigint, $3::text::int,
-		strict => true)`
-	nack = `SELECT outbox.release($1::text::uuid, $6::text::bigint[]), outbox.nack_one($1::text::uuid, $2::text::bigint, $3::text,
-		$4::text::interval, $5::text::int)`
-	fail = `SELECT outbox.fail_one($1::text::uuid, $2::text::bigint, $3::text, $4::text::int,
-		$5::text::int)`
-	renew = `SELECT outbox.renew($1::text::uuid, $2::text::bigint[], $3::text::int,
-		$4::text::int[])`
-	lost = `SELECT id, attempt FROM unnest($2::text::bigint[], $4::text::int[]) AS held(id, attempt)
-		WHERE outbox.renew_one($1::text::uuid, id, $3::text::int, attempt) = 0`
-	release    = `SELECT outbox.release($1::text::uuid, $2::text::bigint[])`
-	releaseAll = `SELECT outbox.release($1::text::uuid)`
+	held = `unnest($1::text::uuid[], $2::text::bigint[], $3::text::int[]) AS held(owner, id, attempt)`
+	ack  = `SELECT coalesce(sum(outbox.ack(owner, ids, attempts)), 0), 0
+		FROM (SELECT owner, array_agg(id), array_agg(attempt) FROM ` + held + ` GROUP BY owner)
+			AS own(owner, ids, attempts)`
+	ackOne = `SELECT outbox.ack_one($1::text::uuid, $2::text::bigint, $3::text::int, strict => true)`
+	nack   = `SELECT outbox.nack_one($1::text::uuid, $2::text::bigint, $4::text, $5::text::interval, $3::text::int), 0`
+	fail   = `SELECT outbox.fail_one($1::text::uuid, $2::text::bigint, $4::text, $5::text::int, $3::text::int), 0`
+	// renews; its rows are the leases that are lost
+	renew      = `SELECT id, attempt FROM ` + held + ` WHERE outbox.renew_one(owner, id, $4::text::int, attempt) = 0`
+	release    = `SELECT outbox.release_one(owner, id), 0 FROM ` + held
+	releaseAll = `SELECT outbox.release($1::text::uuid), 0`
 
 	ackDelay         = 5 * time.Millisecond
 	ackIDs           = 100
+	mostUnsettled    = 1000
 	transactionTries = 3
+	firstDelay       = 100 * time.Millisecond
 )
 
 // Handler handles a message. Its context is done when the lease is lost, or when it has
@@ -71,39 +71,34 @@ type entry struct {
 }
 
 // Worker runs handlers in goroutines. It uses two connections of the pool, and one for
-// each transaction; SetMaxIdleConns should allow as many.
+// each transaction: SetMaxOpenConns must allow as many, and SetMaxIdleConns should.
 type Worker struct {
 	WorkerOptions
 	db       *sql.DB
 	handlers map[string]entry
 }
 
+func or[T comparable](value, otherwise T) T {
+	var zero T
+	if value == zero {
+		return otherwise
+	}
+	return value
+}
+
 // NewWorker makes a worker.
-func NewWorker(db *sql.DB, options WorkerOptions) *Worker {
-	for _, o := range []struct {
-		value        *int
-		def, minimum int
-	}{{&options.Concurrency, 10, 1}, {&options.MaxBatch, 100, options.Concurrency},
-		{&options.LeaseSeconds, 30, 1}, {&options.WaitMs, 20000, 1}} {
-		if *o.value == 0 {
-			*o.value = o.def
-		}
-		if *o.value < o.minimum {
-			*o.value = o.minimum
-		}
+func NewWorker(db *sql.DB, o WorkerOptions) *Worker {
+	o.Concurrency, o.MaxBatch = or(o.Concurrency, 10), or(o.MaxBatch, 100)
+	o.LeaseSeconds, o.WaitMs = or(o.LeaseSeconds, 30), or(o.WaitMs, 20000)
+	o.Shutdown = or(o.Shutdown, 25*time.Second)
+	o.MaxBatch = max(o.MaxBatch, o.Concurrency)
+	if o.Hook == nil {
+		o.Hook = func(Event) {}
 	}
-	if options.Shutdown == 0 {
-		options.Shutdown = 25 * time.Second
+	if o.Wrap == nil {
+		o.Wrap = func(ctx context.Context, _ *Message, call func(context.Context) error) error { return call(ctx) }
 	}
-	if options.Hook == nil {
-		options.Hook = func(Event) {}
-	}
-	if options.Wrap == nil {
-		options.Wrap = func(ctx context.Context, _ *Message, call func(context.Context) error) error {
-			return call(ctx)
-		}
-	}
-	return &Worker{options, db, map[string]entry{}}
+	return &Worker{o, db, map[string]entry{}}
 }
 
 // Handle has the handler run for the topic, or for all others if it is "*". It may take as
@@ -137,25 +132,24 @@ type call struct {
 // to be done there.
 type run struct {
 	*Worker
-	owner                string
-	topics               any
-	posts                chan func()
-	ended                chan struct{}
-	base, claims         context.Context // of handlers and settling; of claims
-	stopClaims           context.CancelFunc
-	draining             bool
-	waiting              []*Message // claimed, not begun
-	running              map[*Message]bool
-	target               int // how many to have in hand
-	full                 bool
-	claimed              time.Time
-	acks                 []*Message
-	calls                []call // what fails or goes back
-	flush, renews        bool   // is it time to?
-	inClaim, inSettle    bool
-	stopping, over, done bool
-	handled              int
-	err                  error
+	conn                *sql.Conn // of claims
+	owner               string
+	strays              []string // owners of claims without an answer
+	posts               chan func()
+	ended               chan struct{}
+	base, claims        context.Context // of handlers and settling; of claims
+	waiting, acks       []*Message      // claimed, not begun; handled, not acknowledged
+	running             map[*Message]bool
+	calls               []call          // what fails or goes back
+	retried             map[string]bool // ids and streams, while draining
+	target, handled     int             // target: how many to have in hand
+	claimed, renewAt    time.Time
+	claimDelay, third   time.Duration
+	inClaim, inSettle   bool
+	full, flush         bool // the last claim was answered in full; it is time for acks
+	draining, stopping  bool
+	releasing, finished bool
+	err                 error
 }
 
 // detached has the values of a context, and does not end with it.
@@ -169,41 +163,37 @@ func (w *Worker) start(ctx context.Context, draining bool) (int, error) {
 	if len(w.handlers) == 0 {
 		return 0, errors.New("no topic has a handler")
 	}
-	if err := w.db.PingContext(ctx); err != nil {
-		return 0, err
-	}
-	var b [16]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		return 0, err
-	}
-	r := &run{Worker: w, owner: fmt.Sprintf("%x", b), draining: draining, posts: make(chan func()),
-		ended: make(chan struct{}), running: map[*Message]bool{}, target: w.Concurrency}
+	third := time.Duration(w.LeaseSeconds) * time.Second / 3
+	r := &run{Worker: w, draining: draining, posts: make(chan func()), ended: make(chan struct{}),
+		running: map[*Message]bool{}, retried: map[string]bool{}, target: w.Concurrency, claimDelay: firstDelay,
+		third: third, renewAt: time.Now().Add(third)}
 	defer close(r.ended)
-	var cancelAll context.CancelFunc
-	r.base, cancelAll = context.WithCancel(detached{ctx})
+	base, cancelAll := context.WithCancel(detached{ctx})
 	defer cancelAll()
-	r.claims, r.stopClaims = context.WithCancel(r.base)
-	if _, all := w.handlers["*"]; !all {
-		var topics []string
-		for topic := range w.handlers {
-			topics = append(topics, topic)
-		}
-		encoded, _ := text(topics)
-		r.topics = "{" + encoded[1:len(encoded)-1] + "}" // strings in JSON are quoted as in an array
+	claims, stopClaims := context.WithCancel(base)
+	defer stopClaims()
+	r.base, r.claims = base, claims
+	if err := r.reconnect(); err != nil {
+		return 0, err
 	}
-	renewal := time.NewTicker(time.Duration(w.LeaseSeconds) * time.Second / 3)
-	defer renewal.Stop()
+	ticker := time.NewTicker(third / 4)
+	defer ticker.Stop()
 	stop := ctx.Done()
-	for r.step(); !r.done; r.step() {
+	for r.step(); !r.finished; r.step() {
 		select {
 		case post := <-r.posts:
 			post()
-		case <-renewal.C:
-			r.renews = true
+		case <-ticker.C:
 		case <-stop:
 			r.stop(nil)
 			stop = nil
 		}
+		if r.stopping {
+			stopClaims()
+		}
+	}
+	if !r.inClaim {
+		r.disconnect()
 	}
 	return r.handled, r.err
 }
@@ -216,8 +206,8 @@ func (r *run) post(what func()) {
 	}
 }
 
-func (r *run) later(delay time.Duration, what func()) {
-	time.AfterFunc(delay, func() { r.post(what) })
+func (r *run) later(delay time.Duration, what func()) *time.Timer {
+	return time.AfterFunc(delay, func() { r.post(what) })
 }
 
 func (r *run) stop(err error) {
@@ -228,21 +218,24 @@ func (r *run) stop(err error) {
 		return
 	}
 	r.stopping = true
-	r.stopClaims()
 	r.later(r.Shutdown, func() {
 		for m := range r.running {
-			r.lose(m)
+			r.lose(m, false)
 			delete(r.running, m)
 		}
 	})
-	r.later(r.Shutdown+2*time.Second, func() { r.done = true })
+	r.later(r.Shutdown+2*time.Second, func() {
+		r.finished = true
+		if r.err == nil {
+			r.err = errors.New("the server did not answer in time")
+		}
+	})
 }
 
 // step begins what can be begun.
 func (r *run) step() {
 	if r.stopping && len(r.waiting) > 0 {
-		ids := r.drop(func(*Message) bool { return true })
-		r.calls = append(r.calls, call{release, []any{r.owner, ids}})
+		r.calls = append(r.calls, call{release, parts(r.drop(func(*Message) bool { return true }))})
 	}
 	for i := r.startable(); i >= 0; i = r.startable() {
 		m := r.waiting[i]
@@ -252,31 +245,34 @@ func (r *run) step() {
 		ctx, m.cancel = context.WithCancel(r.base)
 		go r.handle(ctx, m)
 	}
-	if asked := r.ask(); asked > 0 && !r.inClaim && !r.stopping {
+	unsettled := len(r.acks) + len(r.calls)
+	if asked := r.ask(); asked > 0 && !r.inClaim && !r.stopping && unsettled < mostUnsettled {
 		r.inClaim = true
-		go r.claim(asked, len(r.running)+len(r.acks)+len(r.calls) == 0 && !r.inSettle)
+		go r.claim(asked, len(r.running)+unsettled == 0 && !r.inSettle)
 	}
-	ended := r.stopping && !r.inClaim && len(r.running) == 0
+	ending := r.stopping && !r.inClaim && len(r.running) == 0
 	switch {
 	case r.inSettle:
-	case len(r.calls) > 0 || len(r.acks) >= ackIDs || len(r.acks) > 0 && (r.flush || ended):
-		calls, count := r.calls, len(r.acks)
-		if count > ackIDs {
-			count = ackIDs
-		}
+	case time.Now().After(r.renewAt) && !ending:
+		held := r.leased()
+		r.settle(func() error { return r.renew(held) })
+	case len(r.calls) > 0 || len(r.acks) >= ackIDs || len(r.acks) > 0 && (r.flush || ending):
+		calls, count := r.calls, min(len(r.acks), ackIDs)
 		acks := r.acks[:count:count]
 		r.calls, r.acks, r.flush = nil, r.acks[count:], count < len(r.acks)
 		r.settle(func() error { return r.send(acks, calls) })
-	case r.over:
-		r.done = true
-	case ended:
-		r.over = true
-		r.settle(func() error { return r.send(nil, []call{{releaseAll, []any{r.owner}}}) })
-	case r.renews:
-		r.renews = false
-		if held := r.held(); len(held) > 0 {
-			r.settle(func() error { return r.renew(held) })
+	case r.releasing:
+		r.finished = true
+	case ending:
+		r.disconnect() // then its owner is a stray, too
+		for _, owner := range r.strays {
+			r.calls = append(r.calls, call{releaseAll, []any{owner}})
 		}
+		r.releasing = true
+		r.step()
+	case len(r.strays) > 0 && !r.holds(r.strays[0]):
+		r.calls, r.strays = append(r.calls, call{releaseAll, []any{r.strays[0]}}), r.strays[1:]
+		r.step()
 	}
 }
 
@@ -295,7 +291,7 @@ func (r *run) settle(work func() error) {
 
 // ask is how many messages to claim now; 0 if no slot is free for one.
 func (r *run) ask() int {
-	free, held := r.Concurrency-len(r.running), len(r.waiting)+len(r.running)
+	free, inHand := r.Concurrency-len(r.running), len(r.waiting)+len(r.running)
 	if free == 0 || r.startable() >= 0 {
 		return 0
 	}
@@ -304,8 +300,10 @@ func (r *run) ask() int {
 	} else if took < 100*time.Millisecond {
 		r.target = min(2*r.target, r.MaxBatch)
 	}
-	return min(-min(held-r.target, -free), r.MaxBatch-held)
+	return min(max(r.target-inHand, free), r.MaxBatch-inHand)
 }
+
+func max(a, b int) int { return -min(-a, -b) }
 
 func min(a, b int) int {
 	if a < b {
@@ -321,26 +319,37 @@ func (r *run) startable() int {
 		busy[m.StreamID] = m.StreamID != ""
 	}
 	for i, m := range r.waiting {
-		if !busy[m.StreamID] && len(r.running) < r.Concurrency {
+		if !busy[m.StreamID] && len(r.running) < r.Concurrency && !r.stopping && time.Now().Before(m.until) {
 			return i
 		}
 	}
 	return -1
 }
 
-func (r *run) held() []*Message {
-	held := append([]*Message{}, r.waiting...)
+// leased is what must be renewed.
+func (r *run) leased() []*Message {
+	leased := append([]*Message{}, r.waiting...)
 	for m := range r.running {
 		if m.outcome.Load() == undecided {
-			held = append(held, m)
+			leased = append(leased, m)
 		}
 	}
-	return held
+	return leased
 }
 
-// drop takes out what no handler has begun; the ids.
-func (r *run) drop(wanted func(*Message) bool) string {
-	var kept, dropped []*Message
+// holds says whether a message in hand is of this owner.
+func (r *run) holds(owner string) bool {
+	for _, m := range append(r.leased(), r.acks...) {
+		if m.OwnerToken == owner {
+			return true
+		}
+	}
+	return false
+}
+
+// drop takes out what no handler has begun.
+func (r *run) drop(wanted func(*Message) bool) (dropped []*Message) {
+	var kept []*Message
 	for _, m := range r.waiting {
 		if wanted(m) {
 			dropped = append(dropped, m)
@@ -349,48 +358,49 @@ func (r *run) drop(wanted func(*Message) bool) string {
 		}
 	}
 	r.waiting = kept
-	ids, _ := lists(dropped)
-	return ids
+	return dropped
 }
 
-func lists(messages []*Message) (ids, attempts string) {
+// parts are owners, ids and attempts, as statements take them.
+func parts(messages []*Message) []any {
+	var owners, ids, attempts []string
 	for _, m := range messages {
-		ids += fmt.Sprint(",", m.ID)
-		attempts += fmt.Sprint(",", m.Attempts)
+		owners = append(owners, m.OwnerToken)
+		ids = append(ids, fmt.Sprint(m.ID))
+		attempts = append(attempts, fmt.Sprint(m.Attempts))
 	}
-	return "{" + strings.TrimPrefix(ids, ",") + "}", "{" + strings.TrimPrefix(attempts, ",") + "}"
+	return []any{array(owners), array(ids), array(attempts)}
 }
+
+func array(words []string) string { return "{" + strings.Join(words, ",") + "}" }
 
 func (r *run) handle(ctx context.Context, m *Message) {
 	e, there := r.handlers[m.Topic]
 	if !there {
 		e = r.handlers["*"]
 	}
-	began, ended := time.Now(), make(chan error, 1)
-	var late <-chan time.Time
+	began := time.Now()
 	if e.timeout > 0 {
-		late = time.After(e.timeout)
-	}
-	go func() {
-		defer func() {
-			if recovered := recover(); recovered != nil {
-				ended <- panicked{}
+		defer r.later(e.timeout, func() {
+			if r.judge(m, context.DeadlineExceeded) {
+				m.cancel()
 			}
+		}).Stop()
+	}
+	ended := make(chan error, 1)
+	go func() {
+		err := error(notReturned{})
+		defer func() {
+			_ = recover()
+			ended <- err
 		}()
 		if e.inTx != nil {
-			ended <- r.transact(ctx, m, e.inTx)
+			err = r.transact(ctx, m, e.inTx)
 		} else {
-			ended <- r.Wrap(ctx, m, func(ctx context.Context) error { return e.handler(ctx, m) })
+			err = r.Wrap(ctx, m, func(ctx context.Context) error { return e.handler(ctx, m) })
 		}
 	}()
-	var err error
-	select {
-	case err = <-ended:
-	case <-late:
-		r.post(func() { r.judge(m, context.DeadlineExceeded) })
-		m.cancel()
-		err = <-ended
-	}
+	err := <-ended
 	r.post(func() {
 		r.judge(m, err)
 		m.cancel()
@@ -400,44 +410,48 @@ func (r *run) handle(ctx context.Context, m *Message) {
 	})
 }
 
-type panicked struct{}
+// notReturned is what is known of a handler that has panicked, or has ended its goroutine.
+type notReturned struct{}
 
-func (panicked) Error() string { return "panic" }
+func (notReturned) Error() string { return "the handler has not returned" }
 
-func (r *run) transact(ctx context.Context, m *Message, handler TxHandler) error {
-	for left := transactionTries - 1; ; left-- {
-		tx, err := r.db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		err = r.Wrap(ctx, m, func(ctx context.Context) error { return handler(ctx, m, tx) })
-		begun := err == nil && m.outcome.CompareAndSwap(undecided, acked) // from here on, the transaction decides
-		if begun {
-			_, err = tx.ExecContext(ctx, ackOne, r.owner, fmt.Sprint(m.ID), fmt.Sprint(m.Attempts))
-		} else if err == nil {
-			err = ErrLeaseLost
-		}
-		if err == nil {
-			err = tx.Commit()
-		}
-		if err == nil {
-			return nil
-		}
-		tx.Rollback()
-		if begun {
-			m.outcome.Store(undecided)
-		}
-		switch code := state(err); {
-		case begun && code == "55000":
-			return ErrLeaseLost
-		case left == 0 || code != "40001" && code != "40P01":
-			return err
+func (r *run) transact(ctx context.Context, m *Message, handler TxHandler) (err error) {
+	for left := transactionTries; left > 0; left-- {
+		err = r.transactOnce(ctx, m, handler)
+		if code := state(err); code != "40001" && code != "40P01" {
+			break
 		}
 	}
+	return err
 }
 
-// judge decides what becomes of a message: its handler has ended, or must.
-func (r *run) judge(m *Message, err error) {
+func (r *run) transactOnce(ctx context.Context, m *Message, handler TxHandler) error {
+	tx, err := r.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := r.Wrap(ctx, m, func(ctx context.Context) error { return handler(ctx, m, tx) }); err != nil {
+		return err
+	}
+	if !m.outcome.CompareAndSwap(undecided, acked) { // from here on, the transaction decides
+		return ErrLeaseLost
+	}
+	if _, err = tx.ExecContext(ctx, ackOne, m.OwnerToken, fmt.Sprint(m.ID), fmt.Sprint(m.Attempts)); err == nil {
+		err = tx.Commit()
+	}
+	if err != nil {
+		m.outcome.Store(undecided)
+	}
+	if state(err) == "55000" {
+		return ErrLeaseLost
+	}
+	return err
+}
+
+// judge decides what becomes of a message, unless that is decided: its handler has ended, or
+// must.
+func (r *run) judge(m *Message, err error) bool {
 	outcome, permanent, retry := retried, (*PermanentError)(nil), (*RetryError)(nil)
 	switch {
 	case err == nil:
@@ -448,68 +462,134 @@ func (r *run) judge(m *Message, err error) {
 		outcome = leaseLost
 	}
 	if !m.outcome.CompareAndSwap(undecided, outcome) {
-		return
+		return false
 	}
-	of, behind := []any{r.owner, fmt.Sprint(m.ID), describe(err), nil, fmt.Sprint(m.Attempts)}, ""
-	if outcome == retried || outcome == leaseLost { // what is behind it in its stream is not to be handled now
-		behind = r.drop(func(other *Message) bool { return m.StreamID != "" && other.StreamID == m.StreamID })
-	}
+	values := []any{m.OwnerToken, fmt.Sprint(m.ID), fmt.Sprint(m.Attempts), describe(err), nil}
 	switch outcome {
 	case acked:
 		if r.acks = append(r.acks, m); len(r.acks) == 1 {
-			time.AfterFunc(ackDelay, func() { r.post(func() { r.flush = true }) })
+			r.later(ackDelay, func() { r.flush = true })
 		}
+		return true
 	case failed:
-		of[3] = fmt.Sprint(permanent.Reason)
-		r.calls = append(r.calls, call{fail, of})
+		values[4] = null(fmt.Sprint(permanent.Reason))
+		r.calls = append(r.calls, call{fail, values})
+		return true
 	case retried:
-		if errors.As(err, &retry) {
-			of[3] = interval(retry.After)
+		if errors.As(err, &retry) && retry.After >= 0 {
+			values[4] = interval(retry.After)
 		}
-		r.calls = append(r.calls, call{nack, append(of, behind)})
+		r.calls = append(r.calls, call{nack, values})
+		r.retried[m.key()] = r.draining
+	}
+	// the server takes back what is behind it in its stream
+	r.drop(func(other *Message) bool { return m.StreamID != "" && other.StreamID == m.StreamID })
+	return true
+}
+
+func (r *run) lose(m *Message, told bool) {
+	r.drop(func(other *Message) bool { return other == m })
+	if !r.judge(m, ErrLeaseLost) {
+		return
+	}
+	if m.cancel != nil {
+		m.cancel()
+	}
+	if told {
+		r.Hook(Event{Name: "lost", Message: m})
 	}
 }
 
-func (r *run) lose(m *Message) {
-	r.judge(m, ErrLeaseLost)
-	m.cancel()
+// claim has a connection of its own, and a new owner with each new connection: what a claim
+// without an answer may have taken must not count as held by this worker, which knows nothing of
+// it. (Without, the pool would repeat the claim by itself.)
+func (r *run) claim(asked int, idle bool) {
+	var messages []*Message
+	sent, err := time.Now(), r.reconnect()
+	if err == nil {
+		err = query(r.claims, r.conn, claim, r.claimValues(asked), func(rows *sql.Rows) error {
+			m, headers := &Message{}, []byte{}
+			messages = append(messages, m)
+			err := rows.Scan(&m.ID, &m.MessageID, &m.Namespace, &m.Topic, &m.Payload, &m.OwnerToken, &headers,
+				&m.CorrelationID, &m.TenantID, &m.DedupeKey, &m.StreamID, &m.Attempts, &m.RetryCount, &m.Priority,
+				&m.CreatedAt, &m.LockedUntil, &m.DueTime, &m.Subscription, &m.PublishedID)
+			if err != nil {
+				return err
+			}
+			return json.Unmarshal(headers, &m.Headers)
+		})
+	}
+	r.post(func() { r.take(messages, asked, idle, sent, err) })
 }
 
-func (r *run) claim(asked int, idle bool) {
+func (r *run) reconnect() (err error) {
+	if r.conn != nil {
+		return nil
+	}
+	if r.conn, err = r.db.Conn(r.claims); err == nil {
+		err = r.conn.QueryRowContext(r.claims, "SELECT gen_random_uuid()::text").Scan(&r.owner)
+	}
+	return err
+}
+
+func (r *run) claimValues(asked int) []any {
+	var topics any
+	if _, all := r.handlers["*"]; !all {
+		names, quoter := []string{}, strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+		for topic := range r.handlers {
+			names = append(names, `"`+quoter.Replace(topic)+`"`)
+		}
+		topics = array(names)
+	}
 	wait := r.WaitMs
 	if r.draining {
 		wait = 0
 	}
-	var messages []*Message
-	_, err := r.repeat(r.claims, claim, func(rows *sql.Rows) error {
-		m, headers := &Message{}, ""
-		messages = append(messages, m)
-		err := rows.Scan(&m.ID, &m.MessageID, &m.Namespace, &m.Topic, &m.Payload, &headers, &m.CorrelationID,
-			&m.TenantID, &m.DedupeKey, &m.StreamID, &m.Attempts, &m.RetryCount, &m.CreatedAt, &m.DueTime,
-			&m.LockedUntil, &m.Subscription, &m.PublishedID, &m.Priority)
-		if err != nil {
-			return err
+	return []any{r.owner, fmt.Sprint(r.LeaseSeconds), fmt.Sprint(asked), null(r.Namespace), topics,
+		null(r.TenantID), null(fmt.Sprint(r.MaxAttempts)), fmt.Sprint(wait), null(r.Subscription)}
+}
+
+func (r *run) take(messages []*Message, asked int, idle bool, sent time.Time, err error) {
+	hold := time.Duration(0)
+	switch {
+	case err == nil:
+		for _, m := range messages {
+			m.until = sent.Add(3 * r.third) // surely not sooner: what came late is renewed first
+			if !r.retried[m.key()] {
+				r.waiting = append(r.waiting, m)
+			}
 		}
-		return json.Unmarshal([]byte(headers), &m.Headers)
-	}, r.owner, fmt.Sprint(r.LeaseSeconds), fmt.Sprint(asked), null(r.Namespace), r.topics, null(r.TenantID),
-		null(fmt.Sprint(r.MaxAttempts)), fmt.Sprint(wait), null(r.Subscription))
-	if len(messages) == 0 && r.draining {
-		time.Sleep(10 * time.Millisecond)
-	}
-	r.post(func() {
-		r.inClaim = false
-		switch {
-		case err != nil && !r.stopping:
-			r.stop(err)
-		case err == nil:
-			r.waiting = append(r.waiting, messages...)
-			r.full, r.claimed = len(messages) == asked, time.Now()
-			r.Hook(Event{Name: "claimed", Count: len(messages), Asked: asked})
-			if r.draining && len(messages) == 0 && idle {
+		if sent.Add(r.third).Before(r.renewAt) {
+			r.renewAt = sent.Add(r.third)
+		}
+		r.full, r.claimed, r.claimDelay = len(messages) == asked, time.Now(), firstDelay
+		r.Hook(Event{Name: "claimed", Count: len(messages), Asked: asked})
+		if r.draining && len(messages) == 0 {
+			if hold = 10 * time.Millisecond; idle {
 				r.stop(nil)
 			}
 		}
-	})
+	case state(err) == "57014":
+	case r.stopping: // what the server is claiming in this moment must be there when all is released
+		hold = 200 * time.Millisecond
+	case repeatable(err):
+		r.disconnect()
+		r.Hook(Event{Name: "reconnect", Err: describe(err)})
+		hold = pause(&r.claimDelay)
+	default:
+		r.stop(err)
+	}
+	r.later(hold, func() { r.inClaim = false })
+}
+
+func (r *run) disconnect() {
+	if r.conn != nil {
+		r.conn.Close()
+	}
+	if r.owner != "" {
+		r.strays = append(r.strays, r.owner)
+	}
+	r.conn, r.owner = nil, ""
 }
 
 // null is nil for what is not given.
@@ -522,74 +602,99 @@ func null(value string) any {
 
 func (r *run) send(acks []*Message, calls []call) error {
 	if len(acks) > 0 {
-		ids, attempts := lists(acks)
-		count := 0
-		again, err := r.repeat(r.base, ack, func(rows *sql.Rows) error { return rows.Scan(&count) }, r.owner, ids, attempts)
+		rows, again, err := r.repeat(ack, parts(acks)...)
 		if err != nil {
 			return err
 		}
-		if again {
-			count = len(acks) // how many the first call has acknowledged is not known
+		count := len(acks)
+		if !again { // how many the first of several calls has acknowledged is not known
+			count = int(rows[0][0])
 		}
 		r.post(func() { r.Hook(Event{Name: "settled", Count: len(acks), Lost: len(acks) - count}) })
 	}
 	for _, c := range calls {
-		if _, err := r.repeat(r.base, c.statement, nil, c.values...); err != nil {
+		_, _, err := r.repeat(c.statement, c.values...)
+		if strings.HasPrefix(state(err), "22") && len(c.values) == 5 {
+			// the server does not take what the handler has said
+			_, _, err = r.repeat(c.statement, append(c.values[:3:3], nil, nil)...)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *run) renew(held []*Message) error {
-	ids, attempts := lists(held)
-	values := []any{r.owner, ids, fmt.Sprint(r.LeaseSeconds), attempts}
-	count, gone := 0, map[string]bool{}
-	_, err := r.repeat(r.base, renew, func(rows *sql.Rows) error { return rows.Scan(&count) }, values...)
-	if err != nil || count == len(held) {
-		return err
+func (r *run) renew(held []*Message) (err error) {
+	began, lost := time.Now(), map[[2]int64]bool{}
+	if len(held) > 0 {
+		rows, _, failed := r.repeat(renew, append(parts(held), fmt.Sprint(r.LeaseSeconds))...)
+		for _, row := range rows {
+			lost[row] = true
+		}
+		err = failed
 	}
-	_, err = r.repeat(r.base, lost, func(rows *sql.Rows) error {
-		var id, attempt int64
-		err := rows.Scan(&id, &attempt)
-		gone[fmt.Sprint(id, attempt)] = true
-		return err
-	}, values...)
 	r.post(func() {
 		for _, m := range held {
-			if gone[fmt.Sprint(m.ID, m.Attempts)] && m.outcome.Load() == undecided {
-				r.drop(func(other *Message) bool { return other == m })
-				r.lose(m)
-				r.Hook(Event{Name: "lost", Message: m})
+			m.until = began.Add(3 * r.third)
+			if lost[[2]int64{m.ID, int64(m.Attempts)}] {
+				r.lose(m, true)
 			}
 		}
+		r.renewAt = began.Add(r.third)
 	})
 	return err
 }
 
 // repeat sends a statement until it is answered; did it have to be repeated?
-func (r *run) repeat(ctx context.Context, statement string, scan func(*sql.Rows) error, values ...any) (again bool, err error) {
-	for delay := 100 * time.Millisecond; ; delay, again = 2*delay, true {
-		err = query(ctx, r.db, statement, values, func(rows *sql.Rows) error {
-			if scan == nil {
-				return nil
-			}
-			return scan(rows)
+func (r *run) repeat(statement string, values ...any) (rows [][2]int64, again bool, err error) {
+	for delay := firstDelay; ; again = true {
+		rows = nil
+		err = query(r.base, r.db, statement, values, func(result *sql.Rows) error {
+			var row [2]int64
+			err := result.Scan(&row[0], &row[1])
+			rows = append(rows, row)
+			return err
 		})
-		if err == nil || ctx.Err() != nil || !repeatable(err) {
-			if state(err) == "57014" && statement == claim {
-				err = nil // a statement_timeout
+		if err == nil || r.base.Err() != nil || !repeatable(err) {
+			return rows, again, err
+		}
+		text := describe(err)
+		r.post(func() {
+			r.Hook(Event{Name: "reconnect", Err: text})
+			for _, m := range r.leased() {
+				if time.Now().After(m.until) {
+					r.lose(m, true)
+				}
 			}
-			return again, err
-		}
-		r.post(func() { r.Hook(Event{Name: "reconnect", Err: describe(err)}) })
-		if delay > 5*time.Second {
-			delay = 5 * time.Second
-		}
+		})
 		select {
-		case <-ctx.Done():
-			return again, ctx.Err()
-		case <-time.After(delay/2 + time.Duration(mathrand.Int63n(int64(delay/2)))):
+		case <-r.base.Done():
+		case <-time.After(pause(&delay)):
 		}
 	}
+}
+
+// pause is how long to wait before another try; the next pause is longer.
+func pause(delay *time.Duration) time.Duration {
+	half := *delay / 2
+	*delay = time.Duration(min(int(2**delay), int(5*time.Second)))
+	return half + time.Duration(time.Now().UnixNano())%half
+}
+
+func state(err error) string {
+	var coded interface{ SQLState() string }
+	if errors.As(err, &coded) {
+		return coded.SQLState()
+	}
+	return ""
+}
+
+var repeated = regexp.MustCompile("^(08|40001|40P01|53300|57P0[123])")
+
+// repeatable is the error of a connection that has broken or cannot be made, and some others.
+// What has no SQLSTATE is the driver's, about its connection, and not always of a type of its own.
+func repeatable(err error) bool {
+	code := state(err)
+	return repeated.MatchString(code) || code == "" && !strings.HasPrefix(err.Error(), "sql: ")
 }

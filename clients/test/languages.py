@@ -47,20 +47,25 @@ def postgresjs(clients, folder):
     an error that nothing can catch, and the process ends: docs/clients.md says so."""
     modules(clients, folder)
     return language("postgresjs", ["node", clients / "node/test/suite.mjs"],
-                    without=["restart", "terminate"], DRIVER="postgres")
+                    DRIVER="postgres")
 
 
-def go(clients, folder):
-    """With Debian's packages as GOPATH, so nothing is fetched."""
+def go(clients, folder, *tags):
+    """With Debian's packages as GOPATH, so nothing is fetched, and with the race detector."""
     path = folder / "gopath"
-    (path / "src").mkdir(parents=True, exist_ok=True)
-    (path / "src/outbox").symlink_to(clients / "go")
+    if not path.exists():
+        (path / "src").mkdir(parents=True)
+        (path / "src/outbox").symlink_to(clients / "go")
     environment = {"GOPATH": f"{path}:/usr/share/gocode", "GO111MODULE": "off",
                    "GOFLAGS": "-buildvcs=false", "GOCACHE": str(folder / "gocache")}
-    build("go", "vet", "outbox", "outbox/test", env=os.environ | environment)
-    build("go", "build", "-o", folder / "go-suite", clients / "go/test/suite.go",
-          env=os.environ | environment)
-    return language("go", [folder / "go-suite"], ["go", "run"], **environment)
+    program = folder / f"go-suite{len(tags)}"
+    build("go", "vet", *tags, "outbox", "outbox/test", env=os.environ | environment)
+    build("go", "build", "-race", *tags, "-o", program, "outbox/test", env=os.environ | environment)
+    return language("pgx" if tags else "go", [program], ["go", "run"], **environment)
+
+
+def pgx(clients, folder):
+    return go(clients, folder, "-tags=pgx")
 
 
 def perl(clients, folder):
@@ -97,5 +102,5 @@ def java(clients, folder):
                     CLASSPATH=classes)
 
 
-LANGUAGES = {maker.__name__: maker for maker in (python, asyncio, node, postgresjs, go, perl, c, ruby, php,
-                                                    java)}
+LANGUAGES = {maker.__name__: maker for maker in (python, asyncio, node, postgresjs, go, pgx, perl, c,
+                                                    ruby, php, java)}

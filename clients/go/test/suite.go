@@ -1,7 +1,8 @@
-// The suite of the Go client: suite produce | drain | worker; see ../../test/run.py.
+// The suite of the Go client: suite produce | send | drain | worker; see ../../test/run.py.
 package main
 
 import (
+	"bufio"
 	"context"
 	"database/sql"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
+	"runtime"
 	"sort"
 	"strconv"
 	"strings"
@@ -16,7 +18,6 @@ import (
 	"syscall"
 	"time"
 
-	_ "github.com/lib/pq"
 	"outbox"
 )
 
@@ -50,7 +51,7 @@ func check(name string, got, expected any) {
 }
 
 func open() *sql.DB {
-	db, err := sql.Open("postgres", "sslmode=disable binary_parameters=yes")
+	db, err := sql.Open(driver, dsn)
 	must(err)
 	db.SetMaxIdleConns(10)
 	return db
@@ -104,9 +105,45 @@ func produce(ctx context.Context) {
 	check("PublishBatch counts deliveries", []int{rows[0].Deliveries, rows[1].Deliveries}, []int{1, 1})
 }
 
+// send takes lines of run.py: how a transaction ends, and its messages, as topic,payload,stream.
+func send(ctx context.Context) {
+	db := open()
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		words := strings.Fields(lines.Text())
+		var messages []outbox.New
+		for _, word := range words[1:] {
+			parts := strings.Split(word, ",")
+			m := outbox.New{Topic: parts[0], Payload: parts[1]}
+			if parts[2] != "-" {
+				m.StreamID = parts[2]
+			}
+			messages = append(messages, m)
+		}
+		if err := sendAll(ctx, db, words[0], messages); err != nil {
+			say("failed", err)
+		}
+	}
+}
+
+func sendAll(ctx context.Context, db *sql.DB, how string, messages []outbox.New) error {
+	tx, err := db.Begin()
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	first := messages[0]
+	if _, err = outbox.Enqueue(ctx, tx, first.Topic, first.Payload, &first.Options); err != nil {
+		return err
+	}
+	if _, err = outbox.EnqueueBatch(ctx, tx, messages[1:]); err != nil || how == "rollback" {
+		return err
+	}
+	return tx.Commit()
+}
+
 func drain(ctx context.Context) {
 	db := open()
-	seen, lock := []string{}, sync.Mutex{}
+	seen, order, lock := []string{}, []string{}, sync.Mutex{}
 	worker := outbox.NewWorker(db, outbox.WorkerOptions{Concurrency: 2})
 	worker.Handle("d.ok", func(_ context.Context, m *outbox.Message) error {
 		lock.Lock()
@@ -123,6 +160,12 @@ func drain(ctx context.Context) {
 		}
 		return nil
 	}, 0)
+	worker.Handle("d.stream", func(_ context.Context, m *outbox.Message) error {
+		if order = append(order, m.Payload); len(order) == 1 {
+			return outbox.Retry("again", 0)
+		}
+		return nil
+	}, 0)
 	drained := func() int {
 		count, err := worker.Drain(ctx)
 		must(err)
@@ -130,18 +173,22 @@ func drain(ctx context.Context) {
 	}
 	hour := time.Now().Add(time.Hour)
 	for _, m := range []outbox.New{{Topic: "d.ok", Payload: "0"}, {Topic: "d.ok", Payload: "1"},
+		{Topic: "d.stream", Payload: "1", Options: outbox.Options{StreamID: stream}},
+		{Topic: "d.stream", Payload: "2", Options: outbox.Options{StreamID: stream}},
 		{Topic: "d.ok", Payload: "2"}, {Topic: "d.fail", Payload: "x"}, {Topic: "d.retry", Payload: "x"},
 		{Topic: "d.ok", Payload: "in an hour", Options: outbox.Options{DueTime: &hour}}} {
 		_, err := outbox.Enqueue(ctx, db, m.Topic, m.Payload, &m.Options)
 		must(err)
 	}
-	check("Drain handles what is due", drained(), 5)
+	check("Drain handles what is due", drained(), 6)
 	sort.Strings(seen)
 	check("and nothing else", seen, []string{"0", "1", "2"})
 	var text string
 	var reason int
 	must(db.QueryRow("SELECT last_error, failure_reason FROM outbox.messages WHERE topic = 'd.fail'").Scan(&text, &reason))
 	check("what is dead says why", fmt.Sprint(text, reason), "no such order4")
+	check("a message once, and none of its stream after one that goes back", order, []string{"1"})
+	check("the next Drain goes on", fmt.Sprint(drained(), order), "2 [1 1 2]")
 	check("time does not pass by itself", drained(), 0)
 	moved, err := outbox.Advance(ctx, db, time.Hour+time.Minute)
 	must(err)
@@ -195,6 +242,16 @@ func handlers(worker *outbox.Worker) {
 		}
 		return nil
 	}, 0)
+	worker.Handle("w.text", func(context.Context, *outbox.Message) error {
+		return outbox.Permanent("\x00"+strings.Repeat("é", 499)+"\xff"+strings.Repeat("é", 1000), 4)
+	}, 0)
+	worker.Handle("w.reason", func(context.Context, *outbox.Message) error {
+		return outbox.Permanent("no such reason", 1e10)
+	}, 0)
+	worker.Handle("w.odd", first(func(*outbox.Message) error {
+		runtime.Goexit()
+		return nil
+	}), 0)
 	worker.Handle("w.permanent", func(context.Context, *outbox.Message) error {
 		return outbox.Permanent("no such order", 4)
 	}, 0)
@@ -210,7 +267,7 @@ func handlers(worker *outbox.Worker) {
 			return slow(ctx, m, 5)
 		}
 		return slow(ctx, m, 0)
-	}, 300*time.Millisecond)
+	}, time.Duration(1000*seconds("TIMEOUT_SECONDS", 0.3))*time.Millisecond)
 	worker.Handle("w.stream", func(_ context.Context, m *outbox.Message) error {
 		say("stream", m.Payload)
 		time.Sleep(20 * time.Millisecond)
@@ -222,12 +279,14 @@ func handlers(worker *outbox.Worker) {
 	}, 0)
 }
 
-func number(name string, value int) int {
+func seconds(name string, value float64) float64 {
 	if set, err := strconv.ParseFloat(os.Getenv(name), 64); err == nil {
-		return int(set)
+		return set
 	}
 	return value
 }
+
+func number(name string, value int) int { return int(seconds(name, float64(value))) }
 
 func hook(e outbox.Event) {
 	switch e.Name {
@@ -268,5 +327,5 @@ func work(ctx context.Context) {
 }
 
 func main() {
-	map[string]func(context.Context){"produce": produce, "drain": drain, "worker": work}[os.Args[1]](context.Background())
+	map[string]func(context.Context){"produce": produce, "send": send, "drain": drain, "worker": work}[os.Args[1]](context.Background())
 }
