@@ -1,4 +1,4 @@
-# The suite of the Perl client: suite.pl produce | drain | worker; see ../../test/run.py.
+# The suite of the Perl client: suite.pl produce | send | drain | worker; see ../../test/run.py.
 use strict;
 use warnings;
 use utf8;
@@ -61,21 +61,54 @@ sub produce
 	return;
 }
 
+# Lines of run.py: how a transaction ends, and its messages, as topic,payload,stream.
+sub send_lines
+{
+	my $dbh;
+	while (my $line = <STDIN>)
+	{
+		my ($how, @words) = split ' ', $line;
+		my @messages;
+		for my $word (@words)
+		{
+			my ($topic, $payload, $stream) = split /,/, $word;
+			push @messages, { topic => $topic, payload => $payload, $stream eq '-' ? () : (stream_id => $stream) };
+		}
+		next if eval {
+			$dbh //= $connect->();
+			$dbh->begin_work;
+			my %first = %{ shift @messages };
+			Outbox::enqueue($dbh, delete @first{qw(topic payload)}, %first);
+			Outbox::enqueue_batch($dbh, \@messages);
+			$how eq 'commit' ? $dbh->commit : $dbh->rollback;
+			1;
+		};
+		say('failed', $@);
+		undef $dbh;
+	}
+	return;
+}
+
 sub drain
 {
 	my $dbh = $connect->();
-	my @seen;
+	my (@seen, @order);
 	my $worker = Outbox::Worker->new(connect => $connect, concurrency => 2);
 	$worker->handle('d.ok' => sub { push @seen, $_[0]{payload} });
 	$worker->handle('d.fail' => sub { Outbox::permanent('no such order', 4) });
 	$worker->handle('d.retry' => sub { Outbox::retry('later', 3600) if $_[0]{attempts} == 1 });
+	$worker->handle('d.stream' => sub { push @order, $_[0]{payload}; Outbox::retry('again', 0) if @order == 1 });
 	Outbox::enqueue($dbh, 'd.ok', $_) for 0 .. 2;
+	Outbox::enqueue($dbh, 'd.stream', $_, stream_id => $STREAM) for 1, 2;
 	Outbox::enqueue($dbh, 'd.ok', 'in an hour', due_time => strftime('%FT%TZ', gmtime(time + 3600)));
 	Outbox::enqueue($dbh, $_, 'x') for qw(d.fail d.retry);
-	check('drain handles what is due', $worker->drain, 5);
+	check('drain handles what is due', $worker->drain, 6);
 	check('and nothing else', join(' ', sort @seen), '0 1 2');
 	check('what is dead says why', join(' ', $dbh->selectrow_array(
 		"SELECT last_error, failure_reason FROM outbox.messages WHERE topic = 'd.fail'")), 'no such order 4');
+	check('a message once, and none of its stream after one that goes back', "@order", '1');
+	check('the next drain goes on', $worker->drain, 2);
+	check('in order', "@order", '1 1 2');
 	check('time does not pass by itself', $worker->drain, 0);
 	check('advance moves it', Outbox::advance($dbh, 3660), 2);
 	check('and drain follows', $worker->drain, 2);
@@ -109,16 +142,19 @@ sub handlers
 		$dbh->do(q(DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$)) if !$repeated++;
 	}, transaction => 1);
 	$worker->handle('w.txfail' => sub { $effect->(@_); die $_[0]{payload} if $_[0]{attempts} == 1 }, transaction => 1);
+	$worker->handle('w.text' => sub { Outbox::permanent("\0" . 'é' x 499 . "\x{d800}" . 'é' x 1000, 4) });
+	$worker->handle('w.reason' => sub { Outbox::permanent('no such reason', 10**10) });
+	$worker->handle('w.odd' => $first->(sub { exit }));
 	$worker->handle('w.permanent' => sub { Outbox::permanent('no such order', 4) });
 	$worker->handle('w.retry' => $first->(sub { Outbox::retry('later', 0.2) }));
 	$worker->handle('w.error' => $first->(sub { die $_[0]{payload} }));
 	$worker->handle('w.slow' => sub { slow($_[0], $_[0]->json->{seconds}) });
-	$worker->handle('w.timeout' => $first->(sub { slow($_[0], 5) }), timeout_seconds => 0.3);
+	$worker->handle('w.timeout' => $first->(sub { slow($_[0], 5) }), timeout_seconds => $ENV{TIMEOUT_SECONDS} // 0.3);
 	$worker->handle('w.stream' => sub {
 		my $message = shift;
 		say('stream', $message->{payload});
 		sleep 0.02;
-		Outbox::retry('again', 0) if $message->{payload} == 3 && $message->{attempts} == 1;
+		Outbox::retry('again', 0) if $message->{payload} eq '3' && $message->{attempts} == 1;
 		say('passed', $message->{payload});
 	});
 	return;
@@ -145,4 +181,4 @@ sub work
 	return;
 }
 
-({ produce => \&produce, drain => \&drain, worker => \&work }->{ $ARGV[0] })->();
+({ produce => \&produce, send => \&send_lines, drain => \&drain, worker => \&work }->{ $ARGV[0] })->();
