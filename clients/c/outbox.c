@@ -83,7 +83,18 @@ batch_json(const outbox_new *messages, size_t count)
 			{"dedupe_for", o->dedupe_for}, {"on_duplicate", o->on_duplicate}
 		};
 
-		append(&t, m > messages ? ",{\"headers\":{" : "{\"headers\":{");
+		append(&t, m > messages ? ",{" : "{");
+		for (size_t i = 0; i < sizeof(named) / sizeof(named[0]); i++)
+		{
+			if (named[i][1] == NULL)
+				continue;
+			append(&t, "%s\"%s\":", i ? "," : "", named[i][0]);
+			append_json(&t, named[i][1]);
+		}
+		if (o->priority)
+			append(&t, ",\"priority\":%s", o->priority);
+		if (trace || o->headers)
+			append(&t, ",\"headers\":{");
 		if (trace)
 		{
 			append(&t, "\"traceparent\":");
@@ -98,17 +109,8 @@ batch_json(const outbox_new *messages, size_t count)
 			append(&t, trace && *inner != '}' ? "," : "");
 			append_bytes(&t, inner, strlen(inner));
 		}
-		else
+		else if (trace)
 			append(&t, "}");
-		if (o->priority)
-			append(&t, ",\"priority\":%s", o->priority);
-		for (size_t i = 0; i < sizeof(named) / sizeof(named[0]); i++)
-		{
-			if (named[i][1] == NULL)
-				continue;
-			append(&t, ",\"%s\":", named[i][0]);
-			append_json(&t, named[i][1]);
-		}
 		append(&t, "}");
 	}
 	append(&t, "]");

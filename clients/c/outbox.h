@@ -82,6 +82,7 @@ typedef struct outbox_message
 			   *created_at,
 			   *due_time,
 			   *locked_until,
+			   *owner_token,
 			   *subscription,
 			   *published_id,
 			   *priority,
@@ -103,7 +104,10 @@ typedef enum outbox_outcome
  */
 typedef outbox_outcome (*outbox_handler) (outbox_message *message, PGconn *conn, void *data);
 
-/* To be returned by handlers; text is recorded with the message. */
+/*
+ * To be returned by handlers; text is recorded with the message.  A reason of 0 is
+ * none.  If after is negative, the server's backoff decides.
+ */
 outbox_outcome outbox_permanent(outbox_message *message, const char *text, int reason);
 outbox_outcome outbox_retry(outbox_message *message, const char *text, double after);
 
@@ -149,6 +153,8 @@ typedef struct outbox_worker outbox_worker;
 
 /* The strings must outlive the worker.  options may be null. */
 outbox_worker *outbox_worker_new(const char *conninfo, const outbox_worker_options *options);
+
+/* If handlers still run when outbox_run has returned, this frees nothing. */
 void		outbox_worker_free(outbox_worker *worker);
 
 /* timeout_seconds is 0 for none.  The topic "*" stands for all others. */

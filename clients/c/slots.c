@@ -12,49 +12,60 @@
 
 static const char *const ack_one_sql =
 	"SELECT outbox.ack_one($1::uuid, $2::bigint, $3::int, strict => true)";
-static const char *const nack_sql =
-	"SELECT outbox.release($1::uuid, $6::bigint[]),"
-	" outbox.nack_one($1::uuid, $2::bigint, $3::text, $4::interval, $5::int)";
-static const char *const fail_sql =
-	"SELECT outbox.fail_one($1::uuid, $2::bigint, $3::text, $4::int, $5::int)";
+
+/* Memory with zeros, or more memory.  Without any, the process ends. */
+void *
+outbox_allocate(void *old, size_t size)
+{
+	void	   *new = realloc(old, size);
+
+	if (new == NULL)
+		abort();
+	if (old == NULL)
+		memset(new, 0, size);
+	return new;
+}
 
 void
-outbox_push(list *l, message *m)
+outbox_push(list *l, void *item)
 {
 	if (l->count == l->size)
-		l->at = outbox_allocate(l->at, (l->size = 2 * l->size + 16) * sizeof(message *));
-	l->at[l->count++] = m;
+		l->at = outbox_allocate(l->at, (l->size = 2 * l->size + 16) * sizeof(void *));
+	l->at[l->count++] = item;
 }
 
-message *
+void *
 outbox_take(list *l, int i)
 {
-	message    *m = l->at[i];
+	void	   *item = l->at[i];
 
-	memmove(l->at + i, l->at + i + 1, (--l->count - i) * sizeof(message *));
-	return m;
+	memmove(l->at + i, l->at + i + 1, (--l->count - i) * sizeof(void *));
+	return item;
 }
 
 void
-outbox_forget(message *m)
+outbox_free_list(list *l, void (*free_item) (void *))
 {
+	for (int i = 0; free_item && i < l->count; i++)
+		free_item(l->at[i]);
+	free(l->at);
+	*l = (list) {0};
+}
+
+void
+outbox_forget(void *item)
+{
+	message    *m = item;
+
 	PQclear(m->row);
 	free(m);
 }
 
-
-/* '{1,2}' of ids or attempts.  The caller frees it. */
-char *
-outbox_array(message *const *messages, int count, bool attempts)
+/* The stream of a message, or its id if it has none */
+const char *
+outbox_key(const outbox_message *m)
 {
-	char	   *s = outbox_allocate(NULL, 24 * count + 3),
-			   *end = s;
-
-	end += sprintf(end, "{");
-	for (int i = 0; i < count; i++)
-		end += sprintf(end, "%s%s", i ? "," : "", attempts ? messages[i]->public.attempts : messages[i]->public.id);
-	sprintf(end, "}");
-	return s;
+	return m->stream_id ? m->stream_id : m->id;
 }
 
 int
@@ -67,10 +78,32 @@ outbox_running(outbox_worker *w)
 	return count;
 }
 
-static void
-tell(outbox_worker *w, const char *sql, int count, const char *const *values)
+static outbox_outcome
+outcome_of(outbox_worker *w, message *m)
 {
-	PQclear(outbox_call(w, NULL, sql, count, values));
+	outbox_outcome outcome;
+
+	pthread_mutex_lock(&w->lock);
+	outcome = m->outcome;
+	pthread_mutex_unlock(&w->lock);
+	return outcome;
+}
+
+/* What must be renewed */
+void
+outbox_leased(outbox_worker *w, list *leased)
+{
+	for (int i = 0; i < w->waiting.count; i++)
+		outbox_push(leased, w->waiting.at[i]);
+	for (int i = 0; i < w->options.concurrency; i++)
+		if (w->slots[i].message && !outcome_of(w, w->slots[i].message))
+			outbox_push(leased, w->slots[i].message);
+}
+
+static bool
+same_stream(const message *a, const message *b)
+{
+	return a->public.stream_id && b->public.stream_id && strcmp(a->public.stream_id, b->public.stream_id) == 0;
 }
 
 /* The first message that is not beside another of its stream, or -1 */
@@ -79,15 +112,10 @@ startable(outbox_worker *w)
 {
 	for (int i = 0; i < w->waiting.count; i++)
 	{
-		const char *stream = w->waiting.at[i]->public.stream_id;
-		bool		busy = false;
+		bool		busy = outbox_now() > ((message *) w->waiting.at[i])->until;
 
-		for (int n = 0; stream && n < w->options.concurrency; n++)
-		{
-			message    *m = w->slots[n].message;
-
-			busy |= m && m->public.stream_id && strcmp(m->public.stream_id, stream) == 0;
-		}
+		for (int n = 0; n < w->options.concurrency; n++)
+			busy |= w->slots[n].message && same_stream(w->slots[n].message, w->waiting.at[i]);
 		if (!busy)
 			return i;
 	}
@@ -114,27 +142,6 @@ outbox_how_many(outbox_worker *w)
 	return count < w->options.max_batch - held ? count : w->options.max_batch - held;
 }
 
-/* Take out what is behind a message in its stream; their ids, as an array */
-static char *
-drop_stream(outbox_worker *w, message *of)
-{
-	list		dropped = {0};
-	char	   *ids;
-
-	for (int i = w->waiting.count - 1; i >= 0 && of->public.stream_id; i--)
-	{
-		const char *stream = w->waiting.at[i]->public.stream_id;
-
-		if (stream && strcmp(stream, of->public.stream_id) == 0)
-			outbox_push(&dropped, outbox_take(&w->waiting, i));
-	}
-	ids = outbox_array(dropped.at, dropped.count, false);
-	while (dropped.count)
-		outbox_forget(outbox_take(&dropped, 0));
-	free(dropped.at);
-	return ids;
-}
-
 const handler *
 outbox_handler_of(outbox_worker *w, const char *topic)
 {
@@ -150,39 +157,41 @@ outbox_handler_of(outbox_worker *w, const char *topic)
 	return others;
 }
 
-/*
- * Decide what becomes of a message, unless that is decided.  What is not
- * acknowledged is told to the server at once.
- */
-void
-outbox_judge(outbox_worker *w, message *m, outbox_outcome outcome, const char *error)
+/* Decide what becomes of a message; false if that is decided. */
+static bool
+decide(outbox_worker *w, message *m, outbox_outcome outcome)
 {
-	const char *values[6] = {w->owner, m->public.id, error, m->extra[0] ? m->extra : NULL, m->public.attempts, NULL};
-	bool		decided;
-	char	   *behind;
+	bool		undecided;
 
 	pthread_mutex_lock(&w->lock);
-	decided = m->outcome != 0;
-	if (!decided)
+	if ((undecided = m->outcome == 0))
 		m->outcome = outcome;
 	pthread_mutex_unlock(&w->lock);
-	if (decided)
-		return;
+	return undecided;
+}
+
+/* The handler has ended, or must: what becomes of the message.  False if that is decided. */
+bool
+outbox_judge(outbox_worker *w, message *m, outbox_outcome outcome, const char *error, const char *extra)
+{
+	if (!decide(w, m, outcome))
+		return false;
 	if (outcome == OUTBOX_ACK)
 	{
 		if (w->acks.count == 0)
 			w->acks_since = outbox_now();
 		outbox_push(&w->acks, m);
+		return true;
 	}
-	else if (outcome == OUTBOX_FAIL)
-		tell(w, fail_sql, 5, values);
-	else
-	{
-		values[5] = behind = drop_stream(w, m);
-		if (outcome == OUTBOX_RETRY)
-			tell(w, nack_sql, 6, values);
-		free(behind);
-	}
+	if (outcome != OUTBOX_LOST)
+		outbox_tell_judgement(w, m, outcome, error, extra);
+	if (outcome == OUTBOX_RETRY && w->draining)
+		outbox_push(&w->retried, strdup(outbox_key(&m->public)));
+	/* the server takes back what is behind it in its stream */
+	for (int i = w->waiting.count - 1; i >= 0 && outcome != OUTBOX_FAIL; i--)
+		if (w->waiting.at[i] != m && same_stream(w->waiting.at[i], m))
+			outbox_push(&w->dropped, outbox_take(&w->waiting, i));
+	return true;
 }
 
 void
@@ -194,61 +203,88 @@ outbox_cancel(outbox_worker *w, message *m)
 	pthread_mutex_unlock(&w->lock);
 }
 
+/* Another worker has the message, or soon will have. */
+void
+outbox_lose(outbox_worker *w, message *m)
+{
+	if (!outbox_judge(w, m, OUTBOX_LOST, NULL, NULL))
+		return;
+	outbox_cancel(w, m);
+	outbox_emit(w, (outbox_event) {.name = "lost", .message = &m->public});
+	for (int i = w->waiting.count - 1; i >= 0; i--)
+		if (w->waiting.at[i] == m)
+			outbox_push(&w->dropped, outbox_take(&w->waiting, i));
+}
+
+/* Begin a transaction.  A connection that was idle may have broken since. */
+static bool
+begin(slot *s)
+{
+	for (;;)
+	{
+		bool		fresh = s->conn == NULL;
+		PGresult   *result;
+		bool		done;
+
+		if (fresh)
+			s->conn = PQconnectdb(s->worker->conninfo);
+		result = PQexec(s->conn, "BEGIN");
+		done = PQresultStatus(result) == PGRES_COMMAND_OK && PQtransactionStatus(s->conn) == PQTRANS_INTRANS;
+		if (!done && fresh)
+			outbox_failed(&s->message->public, result);
+		PQclear(result);
+		if (done)
+			return true;
+		PQfinish(s->conn);
+		s->conn = NULL;
+		if (fresh)
+			return false;
+	}
+}
+
+/* Acknowledge in the handler's transaction, and commit it. */
+static outbox_outcome
+commit(slot *s, message *m)
+{
+	const char *values[] = {m->public.owner_token, m->public.id, m->public.attempts};
+	PGresult   *result = PQexecParams(s->conn, ack_one_sql, 3, NULL, values, NULL, NULL, 0);
+	bool		done = false;
+
+	if (PQresultStatus(result) == PGRES_TUPLES_OK)
+	{
+		PQclear(result);
+		result = PQexec(s->conn, "COMMIT");
+		/* what was aborted, COMMIT rolls back without an error */
+		done = PQresultStatus(result) == PGRES_COMMAND_OK && strcmp(PQcmdStatus(result), "COMMIT") == 0;
+	}
+	if (!done)
+		outbox_failed(&m->public, result);
+	PQclear(result);
+	return done ? OUTBOX_ACK : strcmp(m->state, "55000") == 0 ? OUTBOX_LOST : OUTBOX_RETRY;
+}
 
 /* Run the handler, and acknowledge in its transaction if it has one. */
 static outbox_outcome
 invoke(slot *s, message *m, const handler *h)
 {
 	outbox_worker *w = s->worker;
-	PGconn	   *conn = h->transaction ? s->conn : NULL;
-	const char *values[] = {w->owner, m->public.id, m->public.attempts};
 	outbox_outcome outcome;
-	PGresult   *result;
+	PGconn	   *conn;
 
-	if (h->transaction && (conn == NULL || PQstatus(conn) != CONNECTION_OK))
-	{
-		PQfinish(conn);
-		conn = s->conn = PQconnectdb(w->conninfo);
-	}
-	if (conn)
-	{
-		result = PQexec(conn, "BEGIN");
-		if (PQresultStatus(result) != PGRES_COMMAND_OK)
-			outbox_failed(&m->public, result);
-		PQclear(result);
-		if (PQtransactionStatus(conn) != PQTRANS_INTRANS)
-			return OUTBOX_RETRY;
-	}
+	if (h->transaction && !begin(s))
+		return OUTBOX_RETRY;
+	conn = h->transaction ? s->conn : NULL;
 	outcome = w->options.wrap ? w->options.wrap(&m->public, conn, h->call, h->data, w->options.data) :
 		h->call(&m->public, conn, h->data);
 	if (conn == NULL)
 		return outcome;
-	if (outcome == OUTBOX_ACK)
+	/* from here on, the transaction decides */
+	if (outcome == OUTBOX_ACK && !decide(w, m, OUTBOX_ACK))
+		outcome = OUTBOX_LOST;
+	else if (outcome == OUTBOX_ACK)
 	{
-		/* from here on, the transaction decides */
-		pthread_mutex_lock(&w->lock);
-		outcome = m->outcome ? OUTBOX_LOST : OUTBOX_ACK;
-		if (outcome == OUTBOX_ACK)
-			m->outcome = OUTBOX_ACK;
-		pthread_mutex_unlock(&w->lock);
-	}
-	if (outcome == OUTBOX_ACK)
-	{
-		result = PQexecParams(conn, ack_one_sql, 3, NULL, values, NULL, NULL, 0);
-		if (PQresultStatus(result) == PGRES_TUPLES_OK)
-		{
-			PQclear(result);
-			result = PQexec(conn, "COMMIT");
-			if (PQresultStatus(result) == PGRES_COMMAND_OK && strcmp(PQcmdStatus(result), "COMMIT") == 0)
-			{
-				PQclear(result);
-				return OUTBOX_ACK;
-			}
-		}
-		outcome = outbox_failed(&m->public, result);
-		PQclear(result);
-		if (strcmp(m->state, "55000") == 0)
-			outcome = OUTBOX_LOST;
+		if ((outcome = commit(s, m)) == OUTBOX_ACK)
+			return OUTBOX_ACK;
 		pthread_mutex_lock(&w->lock);
 		m->outcome = 0;
 		pthread_mutex_unlock(&w->lock);
@@ -281,11 +317,12 @@ outbox_run_slot(void *argument)
 		{
 			m->error[0] = m->state[0] = m->extra[0] = '\0';
 			result = invoke(s, m, h);
-			if (left == 0 || result != OUTBOX_RETRY || (strcmp(m->state, "40001") && strcmp(m->state, "40P01")))
+			if (!h->transaction || left == 0 || result != OUTBOX_RETRY ||
+				(strcmp(m->state, "40001") && strcmp(m->state, "40P01")))
 				break;
 		}
 		pthread_mutex_lock(&w->lock);
-		s->result = result;
+		s->result = result >= OUTBOX_ACK && result <= OUTBOX_LOST ? result : OUTBOX_RETRY;
 		outbox_wake(w);
 	}
 	pthread_mutex_unlock(&w->lock);
@@ -299,19 +336,32 @@ outbox_start(outbox_worker *w)
 {
 	int			next;
 
-	pthread_mutex_lock(&w->lock);
 	for (int i = 0; i < w->options.concurrency && !w->stops; i++)
 	{
 		slot	   *s = &w->slots[i];
 
 		if (s->message || (next = startable(w)) < 0)
 			continue;
+		pthread_mutex_lock(&w->lock);
 		s->message = outbox_take(&w->waiting, next);
 		s->message->began = outbox_now();
 		s->result = 0;
 		pthread_cond_broadcast(&w->changed);
+		pthread_mutex_unlock(&w->lock);
 	}
-	pthread_mutex_unlock(&w->lock);
+}
+
+/* What the handler of a slot has returned; then the slot is free. */
+static outbox_outcome
+result_of(slot *s)
+{
+	outbox_outcome result;
+
+	pthread_mutex_lock(&s->worker->lock);
+	if ((result = s->result) != 0)
+		s->message = NULL;
+	pthread_mutex_unlock(&s->worker->lock);
+	return result;
 }
 
 /* See which handlers have ended, or have taken too long. */
@@ -322,46 +372,62 @@ outbox_collect(outbox_worker *w)
 
 	for (int i = 0; i < w->options.concurrency; i++)
 	{
-		slot	   *s = &w->slots[i];
-		message    *m = s->message;
+		message    *m = w->slots[i].message;
 		outbox_outcome result;
-		char		described[520];
+		char		described[20];
 		double		timeout;
+		bool		judged;
 
 		if (m == NULL)
 			continue;
-		pthread_mutex_lock(&w->lock);
-		result = s->result;
-		pthread_mutex_unlock(&w->lock);
 		timeout = outbox_handler_of(w, m->public.topic)->timeout;
-		if (result == 0)
+		if ((result = result_of(&w->slots[i])) == 0)
 		{
-			if (timeout > 0 && outbox_now() > m->began + timeout && !m->cancelled)
-			{
-				outbox_judge(w, m, OUTBOX_RETRY, "timeout");
+			if (timeout > 0 && outbox_now() > m->began + timeout && !m->cancelled &&
+				outbox_judge(w, m, OUTBOX_RETRY, "timeout", NULL))
 				outbox_cancel(w, m);
-			}
 			continue;
 		}
-		snprintf(described, sizeof(described), "error %s", m->state);
-		outbox_judge(w, m, result, m->error[0] ? m->error : m->state[0] ? described : "error");
-		s->message = NULL;
+		snprintf(described, sizeof(described), m->state[0] ? "error %s" : "error", m->state);
+		judged = outbox_judge(w, m, result, m->error[0] ? m->error : described, m->extra[0] ? m->extra : NULL);
 		w->handled++;
 		outbox_emit(w, (outbox_event) {.name = "finished", .message = &m->public, .outcome = names[m->outcome],
 			.seconds = outbox_now() - m->began});
-		if (w->acks.count == 0 || w->acks.at[w->acks.count - 1] != m)
+		if (!judged || result != OUTBOX_ACK)
 			outbox_forget(m);
 	}
 }
 
 /* What handlers call */
 
+/* How many bytes the first character has; 0 if this is not UTF-8 */
+static int
+character_length(const unsigned char *s)
+{
+	int			length = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : s[0] < 0xF5 ? 4 : 0;
+
+	for (int i = 1; i < length; i++)
+		if ((s[i] & 0xC0) != 0x80)
+			return 0;
+	return length;
+}
+
 static outbox_outcome
 note(outbox_message *public, const char *text, const char *extra, outbox_outcome outcome)
 {
 	message    *m = (message *) public;
+	char	   *end = m->error;
 
-	snprintf(m->error, sizeof(m->error), "%s", text ? text : "");
+	for (int count = 0; text && *text && count < TEXT_CHARACTERS; count++)
+	{
+		int			length = character_length((const unsigned char *) text);
+
+		*end = '?';
+		memcpy(end, text, length);
+		text += length ? length : 1;
+		end += length ? length : 1;
+	}
+	*end = '\0';
 	snprintf(m->extra, sizeof(m->extra), "%s", extra);
 	return outcome;
 }
@@ -369,18 +435,20 @@ note(outbox_message *public, const char *text, const char *extra, outbox_outcome
 outbox_outcome
 outbox_permanent(outbox_message *public, const char *text, int reason)
 {
-	char		extra[40];
+	char		extra[40] = "";
 
-	snprintf(extra, sizeof(extra), "%d", reason);
+	if (reason)
+		snprintf(extra, sizeof(extra), "%d", reason);
 	return note(public, text, extra, OUTBOX_FAIL);
 }
 
 outbox_outcome
 outbox_retry(outbox_message *public, const char *text, double after)
 {
-	char		extra[40];
+	char		extra[40] = "";
 
-	snprintf(extra, sizeof(extra), "%f s", after);
+	if (after >= 0)
+		snprintf(extra, sizeof(extra), "%f s", after);
 	return note(public, text, extra, OUTBOX_RETRY);
 }
 
@@ -405,14 +473,11 @@ outbox_sleep(outbox_message *public, double seconds)
 {
 	message    *m = (message *) public;
 	outbox_worker *w = m->worker;
-	struct timespec until;
+	double		end = outbox_now() + seconds;
+	struct timespec until = {(time_t) end, (long) ((end - (time_t) end) * 1e9)};
 	bool		cancelled;
 	int			error = 0;
 
-	clock_gettime(CLOCK_REALTIME, &until);
-	seconds += until.tv_nsec / 1e9;
-	until.tv_sec += (time_t) seconds;
-	until.tv_nsec = (long) ((seconds - (time_t) seconds) * 1e9);
 	pthread_mutex_lock(&w->lock);
 	while (!m->cancelled && error == 0)
 		error = pthread_cond_timedwait(&w->changed, &w->lock, &until);

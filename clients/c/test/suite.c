@@ -1,6 +1,6 @@
 /*
  * suite.c
- *	  The suite of the C client: suite produce | drain | worker; see ../../test/run.py.
+ *	  The suite of the C client: suite produce | send | drain | worker; see ../../test/run.py.
  */
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -105,6 +105,45 @@ produce(void)
 	PQfinish(conn);
 }
 
+/* Lines of run.py: how a transaction ends, and its messages, as topic,payload,stream. */
+static void
+send_lines(void)
+{
+	PGconn	   *conn = PQconnectdb("");
+	char		line[20000];
+	outbox_new	messages[20];
+	outbox_result results[20];
+
+	while (fgets(line, sizeof(line), stdin))
+	{
+		char	   *rest,
+				   *how = strtok_r(line, " \n", &rest),
+				   *word;
+		int			count = 0;
+
+		while ((word = strtok_r(NULL, " \n", &rest)))
+		{
+			char	   *at;
+			outbox_new	*m = &messages[count++];
+
+			*m = (outbox_new) {.topic = strtok_r(word, ",", &at), .payload = strtok_r(NULL, ",", &at)};
+			m->options.stream_id = at[0] == '-' ? NULL : at;
+		}
+		if (PQstatus(conn) != CONNECTION_OK)
+			PQreset(conn);
+		PQclear(PQexec(conn, "BEGIN"));
+		if (outbox_enqueue(conn, messages[0].topic, messages[0].payload, &messages[0].options, NULL) &&
+			outbox_enqueue_batch(conn, messages + 1, count - 1, results))
+			PQclear(PQexec(conn, how));
+		else
+		{
+			say("failed %s", PQerrorMessage(conn));
+			PQclear(PQexec(conn, "ROLLBACK"));
+		}
+	}
+	PQfinish(conn);
+}
+
 static atomic_int seen;
 
 static outbox_outcome
@@ -126,6 +165,15 @@ hour(outbox_message *m, PGconn *conn, void *data)
 	return atoi(m->attempts) == 1 ? outbox_retry(m, "later", 3600) : OUTBOX_ACK;
 }
 
+static char order[10];
+
+static outbox_outcome
+ordered(outbox_message *m, PGconn *conn, void *data)
+{
+	strcat(order, m->payload);
+	return strlen(order) == 1 ? outbox_retry(m, "again", 0) : OUTBOX_ACK;
+}
+
 static void
 drain(void)
 {
@@ -134,23 +182,30 @@ drain(void)
 	outbox_worker *worker = outbox_worker_new("", &options);
 	time_t		later = time(NULL) + 3600;
 	char		due[30];
-	outbox_options put_off = {.due_time = due};
+	outbox_options put_off = {.due_time = due},
+				streamed = {.stream_id = "00000000-0000-4000-8000-000000000007"};
 	PGresult   *result;
 
 	strftime(due, sizeof(due), "%FT%TZ", gmtime(&later));
 	outbox_handle(worker, "d.ok", ok, NULL, false, 0);
 	outbox_handle(worker, "d.fail", permanent, NULL, false, 0);
 	outbox_handle(worker, "d.retry", hour, NULL, false, 0);
+	outbox_handle(worker, "d.stream", ordered, NULL, false, 0);
 	for (int i = 0; i < 3; i++)
 		enqueue(conn, "d.ok", "x", NULL, NULL);
 	enqueue(conn, "d.ok", "in an hour", &put_off, NULL);
 	enqueue(conn, "d.fail", "x", NULL, NULL);
 	enqueue(conn, "d.retry", "x", NULL, NULL);
-	check_number("drain handles what is due", outbox_drain(worker), 5);
+	enqueue(conn, "d.stream", "1", &streamed, NULL);
+	enqueue(conn, "d.stream", "2", &streamed, NULL);
+	check_number("drain handles what is due", outbox_drain(worker), 6);
 	check_number("and nothing else", seen, 3);
 	result = PQexec(conn, "SELECT last_error FROM outbox.messages WHERE topic = 'd.fail' AND failure_reason = 4");
 	check("what is dead says why", PQgetvalue(result, 0, 0), "no such order");
 	PQclear(result);
+	check("a message once, and none of its stream after one that goes back", order, "1");
+	check_number("the next drain goes on", outbox_drain(worker), 2);
+	check("in order", order, "112");
 	check_number("time does not pass by itself", outbox_drain(worker), 0);
 	check_number("advance moves it", outbox_advance(conn, 3660), 2);
 	check_number("and drain follows", outbox_drain(worker), 2);
@@ -219,6 +274,28 @@ failing(outbox_message *m, PGconn *conn, void *data)
 	outbox_outcome outcome = effect(m, conn, data);
 
 	return atoi(m->attempts) == 1 ? OUTBOX_RETRY : outcome;
+}
+
+static outbox_outcome
+text(outbox_message *m, PGconn *conn, void *data)
+{
+	char		said[4000] = "";
+
+	for (int i = 0; i < 1500; i++)
+		strcat(said, i == 499 ? "\377" : "\303\251");
+	return outbox_permanent(m, said, 4);
+}
+
+static outbox_outcome
+reason(outbox_message *m, PGconn *conn, void *data)
+{
+	return outbox_permanent(m, "no such reason", 1000000000);
+}
+
+static outbox_outcome
+odd(outbox_message *m, PGconn *conn, void *data)
+{
+	return atoi(m->attempts) == 1 ? (outbox_outcome) 99 : slow(m, 0);
 }
 
 static outbox_outcome
@@ -312,7 +389,10 @@ work(void)
 		outbox_handle(worker, "w.retry", retry, NULL, false, 0);
 		outbox_handle(worker, "w.error", error, NULL, false, 0);
 		outbox_handle(worker, "w.slow", slowly, NULL, false, 0);
-		outbox_handle(worker, "w.timeout", late, NULL, false, 0.3);
+		outbox_handle(worker, "w.timeout", late, NULL, false, number("TIMEOUT_SECONDS", 0.3));
+		outbox_handle(worker, "w.text", text, NULL, false, 0);
+		outbox_handle(worker, "w.reason", reason, NULL, false, 0);
+		outbox_handle(worker, "w.odd", odd, NULL, false, 0);
 		outbox_handle(worker, "w.stream", stream, NULL, false, 0);
 	}
 	if (!outbox_run(worker))
@@ -332,6 +412,8 @@ main(int count, char **arguments)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (strcmp(command, "produce") == 0)
 		produce();
+	else if (strcmp(command, "send") == 0)
+		send_lines();
 	else if (strcmp(command, "drain") == 0)
 		drain();
 	else
