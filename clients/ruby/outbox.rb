@@ -16,7 +16,8 @@ module Outbox
   }.freeze
   COLUMNS = %i[
     id message_id namespace topic payload headers correlation_id tenant_id dedupe_key stream_id
-    attempts retry_count created_at due_time locked_until subscription published_id priority
+    attempts retry_count created_at due_time locked_until owner_token subscription published_id
+    priority
   ].freeze
   ENQUEUE_BATCH = "SELECT message_id, enqueued, outcome " \
                   "FROM outbox.enqueue_batch($1::jsonb) ORDER BY ordinal".freeze
@@ -25,21 +26,24 @@ module Outbox
   CLAIM = "SELECT #{COLUMNS.join(', ')} " \
           "FROM outbox.claim($1::uuid, $2::int, $3::int, $4::text, $5::text[], $6::uuid, " \
           "$7::int, $8::int, $9::text)".freeze
-  ACK = "SELECT outbox.ack($1::uuid, $2::bigint[], $3::int[])".freeze
+  HELD = "unnest($1::uuid[], $2::bigint[], $3::int[]) AS held(owner, id, attempt)".freeze
+  ACK = "SELECT coalesce(sum(outbox.ack(owner, ids, attempts)), 0) " \
+        "FROM (SELECT owner, array_agg(id), array_agg(attempt) FROM #{HELD} GROUP BY owner) " \
+        "AS own(owner, ids, attempts)".freeze
   ACK_ONE = "SELECT outbox.ack_one($1::uuid, $2::bigint, $3::int, strict => true)".freeze
-  NACK = "SELECT outbox.release($1::uuid, $6::bigint[]), " \
-         "outbox.nack_one($1::uuid, $2::bigint, $3::text, $4::interval, $5::int)".freeze
-  FAIL = "SELECT outbox.fail_one($1::uuid, $2::bigint, $3::text, $4::int, $5::int)".freeze
-  RENEW = "SELECT outbox.renew($1::uuid, $2::bigint[], $3::int, $4::int[])".freeze
-  LOST = "SELECT id, attempt FROM unnest($2::bigint[], $4::int[]) AS held(id, attempt) " \
-         "WHERE outbox.renew_one($1::uuid, id, $3::int, attempt) = 0".freeze
-  RELEASE = "SELECT outbox.release($1::uuid, $2::bigint[])".freeze
+  NACK = "SELECT outbox.nack_one($1::uuid, $2::bigint, $4::text, $5::interval, $3::int)".freeze
+  FAIL = "SELECT outbox.fail_one($1::uuid, $2::bigint, $4::text, $5::int, $3::int)".freeze
+  # renews; its rows are the leases that are lost
+  RENEW = "SELECT id, attempt FROM #{HELD} " \
+          "WHERE outbox.renew_one(owner, id, $4::int, attempt) = 0".freeze
+  RELEASE = "SELECT outbox.release_one(owner, id) FROM #{HELD}".freeze
   RELEASE_ALL = "SELECT outbox.release($1::uuid)".freeze
   ADVANCE = "SELECT coalesce(sum(outbox.reschedule(ARRAY[id], next_attempt_at - $1::interval)), 0) " \
             "FROM outbox.messages " \
             "WHERE state = 'ready' AND next_attempt_at > clock_timestamp()".freeze
   ACK_SECONDS = 0.005
   ACK_IDS = 100
+  MOST_UNSETTLED = 1000
   TRANSACTION_TRIES = 3
   private_constant(*constants(false))
 
@@ -69,6 +73,13 @@ module Outbox
 
   # The handler has taken too long.
   class TimedOut < LeaseLost; end
+
+  # The thread of a handler has ended without returning.
+  class Vanished < StandardError; end
+
+  # The server does not answer at present.
+  class Away < StandardError; end
+  private_constant :TimedOut, :Vanished, :Away
 
   class << self
     # Enqueue a message in the connection's transaction; its message_id. A payload that is no
@@ -143,9 +154,10 @@ module Outbox
   end
 
   # A claimed message: the columns of outbox.message.
-  Message = Struct.new(*COLUMNS, :outcome, :thread, :deadline) do
-    def self.from(row)
+  Message = Struct.new(*COLUMNS, :outcome, :thread, :deadline, :leased_until) do
+    def self.from(row, leased_until)
       new(*row).tap do |message|
+        message.leased_until = leased_until
         message.headers &&= JSON.parse(message.headers)
         %i[id attempts retry_count priority].each { |name| message[name] = Integer(message[name]) }
       end
@@ -189,6 +201,8 @@ module Outbox
       @hook = hook || proc {}
       @wrap = wrap || ->(_message, call) { call.call }
       @handlers = {}
+      @lock = Monitor.new
+      @changed = @lock.new_cond
     end
 
     # Have the block run for the topic, or for all others if it is "*". It gets the message;
@@ -228,43 +242,42 @@ module Outbox
       raise ArgumentError, "no topic has a handler" if @handlers.empty?
 
       @owner = SecureRandom.uuid
+      @strays = []                # owners of claims without an answer
       @draining = draining
-      @lock = Monitor.new
-      @changed = @lock.new_cond
+      @retried = []               # ids and streams, while draining
       @waiting = []               # claimed, not begun
       @running = []
       @target = @concurrency
-      @full = false
-      @claimed_at = @acks_since = 0
+      @full = @acks_repeated = @stopping = @releasing = @claiming = false
       @acks = []
       @calls = []                 # what fails or goes back
       @free = []                  # connections for transactions
-      @claiming = @stopping = false
       @error = nil
       @deadline = Float::INFINITY
-      @renew_at = now + (@lease_seconds / 3.0)
+      @renew_at = now + third
+      @claimed_at = @acks_since = @settle_after = 0
+      @delays = { claim: 0.1, settle: 0.1 }
       @handled = 0
-      @conns = { claim: open, settle: open }
+      @conns = {}
+      %i[claim settle].each { |name| @conns[name] = @connect.call }
     end
 
-    def open
-      @connect.call.tap { |conn| conn.type_map_for_results = PG::TypeMapAllStrings.new }
+    def third
+      @lease_seconds / 3.0
     end
 
     def work(draining)
       reset(draining)
       signals = trap_signals
       claimer = Thread.new { claim_loop }
-      turn until @stopping && !claimer.alive? && @running.empty?
-      send_acks(true)
-      call(:settle, RELEASE_ALL, [@owner])
+      turn(claimer) until ended?(claimer)
       raise @error if @error
 
       @handled
     ensure
+      claimer&.kill
       signals&.each { |name, action| trap(name, action) }
-      @conns&.each_value { |conn| conn.close unless conn.finished? }
-      @free&.each(&:close)
+      [*@conns&.values, *@free].each { |conn| conn.close unless conn.finished? }
     end
 
     # A handler of signals must not lock.
@@ -275,121 +288,171 @@ module Outbox
     end
 
     # One turn of the loop: send what is due, and sleep until something is.
-    def turn
-      shut_down if @stopping
-      send_acks(false)
-      calls = @lock.synchronize { @calls.slice!(0..) }
-      calls.each { |sql, values| call(:settle, sql, values) }
-      renew if now >= @renew_at
+    def turn(claimer)
+      shut_down(claimer) if @stopping
+      settle
       @lock.synchronize do
         expire
-        @changed.wait([next_due, 0.001].max) if @calls.empty?
+        start
+        @changed.wait([next_due, 0.001].max)
       end
+    rescue Away
+      nil
     rescue StandardError => e
-      raise if @error
+      give_up(e)
+    end
 
-      @error = e
-      stop
+    def give_up(error)
+      raise error if @error
+
+      @error = error
+      stop unless @stopping
     end
 
     def next_due
-      due = [@renew_at, *@running.reject(&:outcome).filter_map(&:deadline)]
+      due = [@renew_at]
       due << (@acks_since + ACK_SECONDS) unless @acks.empty?
+      due << 0 unless @calls.empty?
+      due = [[due.min, @settle_after].max, *@running.reject(&:outcome).filter_map(&:deadline)]
       due << (now + 0.05) if @stopping
       due.min - now
     end
 
-    def shut_down
-      begin
-        @conns[:claim].cancel if @claiming
-      rescue PG::Error
-        nil                       # it has gone
-      end
+    def shut_down(claimer)
+      @conns[:claim].cancel if @claiming
+      claimer.kill if now > @deadline
       @lock.synchronize do
-        ids = @waiting.slice!(0..).map(&:id)
-        @calls << [RELEASE, [@owner, list(ids)]] unless ids.empty?
+        @calls << [RELEASE, parts(@waiting.slice!(0..))] unless @waiting.empty?
         next if now < @deadline
 
-        @running.each { |message| lose(message, LeaseLost.new) }
+        @running.each { |message| cancel(message, LeaseLost.new) unless message.outcome }
         @running.clear
       end
+    rescue PG::Error
+      nil                         # it has gone
+    end
+
+    # Has all ended? Then what may be left is released, and that must be answered, too.
+    def ended?(claimer)
+      return false unless @stopping
+
+      left = @lock.synchronize { !@acks.empty? || !@calls.empty? }
+      @error ||= Away.new("the server did not answer in time") if left && now > @deadline + 2
+      return true if now > @deadline + 2
+      return false if left || claimer.alive? || !@running.empty?
+      return true if @releasing
+
+      @releasing = true
+      @calls = [*@strays, @owner].map { |owner| [RELEASE_ALL, [owner]] }
+      false
     end
 
     def expire
       @running.each do |message|
-        lose(message, TimedOut.new) if message.deadline && now > message.deadline && !message.outcome
+        cancel(message, TimedOut.new) if message.deadline && now > message.deadline && !message.outcome
       end
     end
 
-    # The rows of a statement. When it had to be repeated, the block is called.
-    def call(name, sql, values)
-      delay = 0.1
-      begin
-        @conns[name] = open if @conns[name].finished?
-        @conns[name].exec_params(sql, values).values
-      rescue PG::Error => e
-        return [] if name == :claim && (@stopping || state(e) == "57014")
-        raise if !repeatable?(e) || now > @deadline + 2
+    def emit(event, **fields)
+      @lock.synchronize { @hook.call(event, **fields) }
+    end
 
-        @conns[name].close unless @conns[name].finished?
-        @hook.call("reconnect", error: describe(e))
-        yield if block_given?
-        sleep(delay * rand(0.5..1))
-        delay = [2 * delay, 5].min
-        retry
-      end
+    # Strings, whatever the connection makes of types.
+    def rows(conn, sql, values)
+      result = conn.exec_params(sql, values)
+      result.type_map = PG::TypeMapAllStrings.new
+      result.values
     end
 
     def state(error)
       error.is_a?(PG::Error) && error.result ? error.result.error_field(PG::PG_DIAG_SQLSTATE) : nil
     end
 
-    def repeatable?(error)
-      state(error).nil? || state(error).match?(/\A(08|40001|40P01|57P0[123])/)
+    # After an error, how long to wait before another try, unless it is for good.
+    def recover(name, error)
+      code = state(error)
+      raise error unless code.nil? || code.match?(/\A(08|40001|40P01|53300|57P0[123])/)
+
+      @conns[name].close unless @conns[name].finished?
+      emit("reconnect", error: describe(error))
+      delay = @delays[name] * rand(0.5..1)
+      @delays[name] = @stopping ? 0.5 : [2 * @delays[name], 5].min
+      delay
     end
 
     # What is recorded of an error: never a text that may quote the payload.
     def describe(error)
-      text = case error
-             when Permanent, Retry then error.message
-             else [error.class, state(error)].compact.join(" ")
-             end
-      text.delete("\0")[0, 500]
+      case error
+      when Permanent, Retry then error.message.encode("UTF-8", invalid: :replace, undef: :replace).scrub.delete("\0")[0, 500]
+      else [error.class, state(error)].compact.join(" ")
+      end
     end
 
     def list(values)
-      "{#{values.join(',')}}"
+      "{#{values.map { |value| %("#{value.to_s.gsub(/["\\]/) { |c| "\\#{c}" }}") }.join(',')}}"
+    end
+
+    # Owners, ids and attempts, as statements take them.
+    def parts(messages)
+      %i[owner_token id attempts].map { |name| list(messages.map(&name)) }
     end
 
     # Claim and handle
 
     def claim_loop
-      topics = @handlers.key?("*") ? nil : "{#{@handlers.keys.map(&:to_json).join(',')}}"
       until @stopping
         asked = @lock.synchronize { ask.tap { |count| @changed.wait if count.zero? && !@stopping } }
         next if asked.zero?
 
         idle = @running.empty? && @acks.empty? && @calls.empty?
-        @claiming = true
-        rows = call(:claim, CLAIM, [@owner, @lease_seconds, asked, @filters[:namespace], topics,
-                                    *@filters.values_at(:tenant_id, :max_attempts),
-                                    @draining ? 0 : @wait_ms, @filters[:subscription]])
-        @claiming = false
-        take(rows, asked)
-        next unless @draining && rows.empty?
+        sent = now
+        taken = claim(asked) or next
+        take(taken, asked, sent)
+        next unless @draining && taken.empty?
 
         idle ? stop : sleep(0.01)
       end
     rescue StandardError => e
-      @error ||= e
-      stop
+      @lock.synchronize { give_up(e) unless @error }
+    end
+
+    # The rows of a claim; nil if it was not answered. What that has taken is the old owner's
+    # then: it must not count as held by this worker, which knows nothing of it.
+    def claim(asked)
+      topics = @handlers.key?("*") ? nil : list(@handlers.keys)
+      reconnect if @conns[:claim].finished?
+      @claiming = true
+      taken = rows(@conns[:claim], CLAIM, [
+                     @owner, @lease_seconds, asked, @filters[:namespace], topics,
+                     *@filters.values_at(:tenant_id, :max_attempts), @draining ? 0 : @wait_ms, @filters[:subscription]
+                   ])
+      @delays[:claim] = 0.1
+      taken
+    rescue PG::Error => e
+      @claiming = false
+      return if @stopping || state(e) == "57014"
+
+      delay = recover(:claim, e)
+      @lock.synchronize { @changed.wait(delay) }
+      nil
+    ensure
+      @claiming = false
+    end
+
+    def reconnect
+      @conns[:claim] = @connect.call
+      @lock.synchronize do
+        @strays << @owner
+        @owner = SecureRandom.uuid
+        @changed.broadcast
+      end
     end
 
     # How many messages to claim now; 0 if no slot is free for one.
     def ask
       free = @concurrency - @running.size
       held = @waiting.size + @running.size
-      return 0 if free.zero? || startable
+      return 0 if free.zero? || startable || @acks.size + @calls.size >= MOST_UNSETTLED
 
       took = now - @claimed_at
       if !@full || took > 0.5
@@ -400,20 +463,25 @@ module Outbox
       [[@target - held, free].max, @max_batch - held].min
     end
 
-    def take(rows, asked)
-      @hook.call("claimed", count: rows.size, asked: asked)
+    def take(taken, asked, sent)
+      emit("claimed", count: taken.size, asked: asked)
       @lock.synchronize do
-        @full = rows.size == asked
+        # surely not sooner: what came late, or to a stopped process, is renewed first
+        leased_until = sent + @lease_seconds
+        @renew_at = [@renew_at, sent + third].min
+        @full = taken.size == asked
         @claimed_at = now
-        @waiting.concat(rows.map { |row| Message.from(row) })
+        messages = taken.map { |row| Message.from(row, leased_until) }
+        @waiting.concat(messages.reject { |message| @retried.include?(message.stream_id || message.id) })
         start
+        @changed.broadcast
       end
     end
 
     # A message that is not beside another of its stream.
     def startable
       busy = @running.filter_map(&:stream_id)
-      @waiting.find { |message| !busy.include?(message.stream_id) }
+      @waiting.find { |message| !busy.include?(message.stream_id) && now < message.leased_until }
     end
 
     def start
@@ -431,27 +499,30 @@ module Outbox
 
     def run_handler(message, handler)
       began = now
-      error = nil
-      begin
-        if handler[:transaction]
-          transact(message, handler)
-        else
-          interruptible { @wrap.call(message, -> { handler[:call].call(message) }) }
-        end
-      rescue StandardError, LeaseLost, ScriptError => e
-        error = e
+      error = Vanished.new
+      if handler[:transaction]
+        transact(message, handler)
+      else
+        interruptible { @wrap.call(message, -> { handler[:call].call(message) }) }
       end
+      error = nil
+    rescue Exception => e # rubocop:disable Lint/RescueException
+      error = e
+    ensure
+      finish(message, error, now - began)
+    end
+
+    def finish(message, error, seconds)
       @lock.synchronize do
         judge(message, error)
         @running.delete(message)
         @handled += 1
         start
         @changed.broadcast
+        @hook.call("finished", message: message, outcome: message.outcome, seconds: seconds)
+      rescue StandardError => e
+        give_up(e) unless @error
       end
-      @hook.call("finished", message: message, outcome: message.outcome, seconds: now - began)
-    rescue StandardError => e
-      @error ||= e
-      stop
     end
 
     def interruptible(&block)
@@ -459,107 +530,176 @@ module Outbox
     end
 
     def transact(message, handler)
-      left = TRANSACTION_TRIES
-      begin
-        left -= 1
-        conn = @lock.synchronize { @free.pop } || open
-        conn.transaction do
-          interruptible { @wrap.call(message, -> { handler[:call].call(message, conn) }) }
-          @lock.synchronize do
-            raise LeaseLost if message.outcome
-
-            message.outcome = "ack" # from here on, the transaction decides
-          end
-          conn.exec_params(ACK_ONE, [@owner, message.id, message.attempts])
-        end
-      rescue StandardError, LeaseLost => e
-        begun = message.outcome == "ack"
-        message.outcome = nil if begun
-        raise LeaseLost if begun && state(e) == "55000"
-
-        retry if left.positive? && %w[40001 40P01].include?(state(e))
-        raise
-      ensure
-        keep(conn)
+      TRANSACTION_TRIES.downto(1) do |left|
+        return transact_once(message, handler)
+      rescue PG::Error => e
+        raise if left == 1 || !%w[40001 40P01].include?(state(e))
       end
     end
 
-    def keep(conn)
-      return unless conn
+    def transact_once(message, handler)
+      conn = begin_transaction
+      interruptible { @wrap.call(message, -> { handler[:call].call(message, conn) }) }
+      raise LeaseLost unless decide(message, "ack") # from here on, the transaction decides
 
-      idle = !conn.finished? && conn.transaction_status == PG::PQTRANS_IDLE
-      idle ? @lock.synchronize { @free << conn unless @free.include?(conn) } : conn.close
+      begun = true
+      rows(conn, ACK_ONE, [message.owner_token, message.id, message.attempts])
+      # what was aborted, COMMIT rolls back without an error
+      raise Away, "rolled back" if conn.exec("COMMIT").cmd_status != "COMMIT"
+
+      begun = false
+    rescue PG::Error => e
+      raise state(e) == "55000" && begun ? LeaseLost : e
+    ensure
+      @lock.synchronize { message.outcome = nil } if begun
+      keep(conn) if conn
+    end
+
+    # A connection in a transaction. One that was idle may have broken since.
+    def begin_transaction
+      while (conn = @lock.synchronize { @free.pop })
+        begin
+          conn.exec("BEGIN")
+          return conn
+        rescue PG::Error
+          conn.close unless conn.finished?
+        end
+      end
+      @connect.call.tap { |fresh| fresh.exec("BEGIN") }
+    end
+
+    # For the next transaction, if it can be used once more.
+    def keep(conn)
+      conn.cancel if conn.transaction_status == PG::PQTRANS_ACTIVE
+      conn.exec("ROLLBACK") if [PG::PQTRANS_INTRANS, PG::PQTRANS_INERROR].include?(conn.transaction_status)
+      conn.transaction_status == PG::PQTRANS_IDLE ? @lock.synchronize { @free << conn } : conn.close
     rescue PG::Error
-      nil
+      conn.close unless conn.finished?
+    end
+
+    # Set what becomes of a message, unless that is decided.
+    def decide(message, outcome)
+      @lock.synchronize { message.outcome ? false : message.outcome = outcome }
     end
 
     # The handler has ended, or must: what becomes of the message.
     def judge(message, error)
-      return if message.outcome
+      outcome = case error
+                when nil then "ack"
+                when Permanent then "fail"
+                when TimedOut then "retry"
+                when LeaseLost then "lost"
+                else "retry"
+                end
+      return unless decide(message, outcome)
 
-      case error
-      when nil
-        message.outcome = "ack"
+      values = [message.owner_token, message.id, message.attempts, describe(error)]
+      case outcome
+      when "ack"
         @acks_since = now if @acks.empty?
         @acks << message
-      when Permanent
-        message.outcome = "fail"
-        @calls << [FAIL, [@owner, message.id, describe(error), error.reason, message.attempts]]
-      when TimedOut, StandardError, ScriptError
-        message.outcome = "retry"
-        after = "#{error.after} s" if error.is_a?(Retry) && error.after
-        @calls << [NACK, [@owner, message.id, describe(error), after, message.attempts,
-                          list(drop_stream(message))]]
+      when "fail" then @calls << [FAIL, [*values, error.reason]]
       else
-        message.outcome = "lost"
-        drop_stream(message)
+        # the server takes back what is behind it in its stream
+        @waiting.reject! { |other| message.stream_id && other.stream_id == message.stream_id }
       end
+      return if outcome != "retry"
+
+      @calls << [NACK, [*values, error.is_a?(Retry) && error.after ? "#{error.after} s" : nil]]
+      @retried << (message.stream_id || message.id) if @draining
     end
 
-    def lose(message, error)
+    def cancel(message, error)
       judge(message, error)
-      message.thread.raise(error)
+      message.thread&.raise(error)
     end
 
-    # What is behind it in its stream is not to be handled now, if it goes back; the ids.
-    def drop_stream(message)
-      behind = message.stream_id ? @waiting.select { |other| other.stream_id == message.stream_id } : []
-      @waiting -= behind
-      behind.map(&:id)
+    def lose(message)
+      return if message.outcome
+
+      @waiting.delete(message)
+      cancel(message, LeaseLost.new)
+      @hook.call("lost", message: message)
     end
 
     # Settle and renew
 
-    def send_acks(all)
-      loop do
-        acks = @lock.synchronize do
-          due = all || @acks.size >= ACK_IDS || now >= @acks_since + ACK_SECONDS
-          due ? @acks.shift(ACK_IDS) : []
-        end
-        return if acks.empty?
+    # Send what is due, as far as the server answers.
+    def settle
+      return if now < @settle_after
 
-        repeated = false
-        values = [@owner, list(acks.map(&:id)), list(acks.map(&:attempts))]
-        rows = call(:settle, ACK, values) { repeated = true }
-        lost = repeated ? 0 : acks.size - Integer(rows[0][0])
-        @hook.call("settled", count: acks.size, lost: lost)
+      renew if now >= @renew_at
+      release_strays unless @strays.empty?
+      tell until @calls.empty?
+      acknowledge while !@acks.empty? && (@acks.size >= ACK_IDS || now >= @acks_since + ACK_SECONDS)
+      @lock.synchronize { @changed.broadcast } if @acks.size + @calls.size + 1 >= MOST_UNSETTLED
+    end
+
+    # The rows of a statement.
+    def query(sql, values)
+      @conns[:settle] = @connect.call if @conns[:settle].finished?
+      found = rows(@conns[:settle], sql, values)
+      @delays[:settle] = 0.1
+      found
+    rescue PG::Error => e
+      raise if state(e)&.start_with?("22")
+
+      @settle_after = now + recover(:settle, e)
+      @lock.synchronize { leased.each { |message| lose(message) if now > message.leased_until } }
+      raise Away
+    end
+
+    def tell
+      sql, values = @calls.first
+      begin
+        query(sql, values)
+      rescue PG::Error
+        raise if values.size != 5
+
+        # the server does not take what the handler has said
+        query(sql, [*values[0, 3], nil, nil])
+      end
+      @lock.synchronize { @calls.shift }
+    end
+
+    def acknowledge
+      acks = @acks.first(ACK_IDS)
+      begin
+        count = Integer(query(ACK, parts(acks))[0][0])
+      rescue Away
+        @acks_repeated = true
+        raise
+      end
+      @lock.synchronize { @acks.shift(acks.size) }
+      # how many the first of several calls has acknowledged is not known
+      emit("settled", count: acks.size, lost: @acks_repeated ? 0 : acks.size - count)
+      @acks_repeated = false
+    end
+
+    # What must be renewed.
+    def leased
+      @waiting + @running.reject(&:outcome)
+    end
+
+    # Release what stray claims may have taken, when nothing of their owner is in hand any more.
+    def release_strays
+      @lock.synchronize do
+        forgotten = @strays - (@waiting + @running + @acks).map(&:owner_token)
+        @strays -= forgotten
+        @calls.concat(forgotten.map { |owner| [RELEASE_ALL, [owner]] })
       end
     end
 
     def renew
-      @renew_at = now + (@lease_seconds / 3.0)
-      held = @lock.synchronize { @waiting + @running.reject(&:outcome) }
-      return if held.empty?
-
-      values = [@owner, list(held.map(&:id)), @lease_seconds, list(held.map(&:attempts))]
-      return if Integer(call(:settle, RENEW, values)[0][0]) == held.size
-
-      gone = call(:settle, LOST, values).map { |row| row.map { |value| Integer(value) } }
+      began = now
+      held = @lock.synchronize { leased }
+      gone = held.empty? ? [] : query(RENEW, [*parts(held), @lease_seconds])
+      gone.map! { |row| row.map { |value| Integer(value) } }
       @lock.synchronize do
-        held.select { |m| gone.include?([m.id, m.attempts]) && !m.outcome }.each do |message|
-          @waiting.delete(message)
-          message.thread ? lose(message, LeaseLost.new) : drop_stream(message)
-          @hook.call("lost", message: message)
+        @renew_at = began + third
+        held.each do |message|
+          message.leased_until = began + @lease_seconds
+          lose(message) if gone.include?([message.id, message.attempts])
         end
       end
     end

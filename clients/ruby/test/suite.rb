@@ -1,4 +1,4 @@
-# The suite of the Ruby client: suite.rb produce | drain | worker; see ../../test/run.py.
+# The suite of the Ruby client: suite.rb produce | send | drain | worker; see ../../test/run.py.
 require_relative "../outbox"
 
 TENANT = "00000000-0000-4000-8000-0000000000aa".freeze
@@ -53,22 +53,51 @@ def produce
   check("publish_batch counts deliveries", rows.map { |row| row[:deliveries] }, [1, 1])
 end
 
+# Lines of run.py: how a transaction ends, and its messages, as topic,payload,stream.
+def send_lines
+  conn = nil
+  $stdin.each_line do |line|
+    how, *words = line.split
+    messages = words.map do |word|
+      topic, payload, stream = word.split(",")
+      { topic: topic, payload: payload, stream_id: (stream unless stream == "-") }
+    end
+    conn ||= PG.connect
+    conn.exec("BEGIN")
+    first = messages.shift
+    Outbox.enqueue(conn, first[:topic], first[:payload], stream_id: first[:stream_id])
+    Outbox.enqueue_batch(conn, messages)
+    conn.exec(how)
+  rescue PG::Error => e
+    say("failed", e.class)
+    conn = nil
+  end
+end
+
 def drain
   conn = PG.connect
   seen = []
+  order = []
   worker = Outbox::Worker.new(concurrency: 2)
   worker.handle("d.ok") { |message| seen << message.payload }
   worker.handle("d.fail") { raise Outbox::Permanent.new("no such order", reason: 4) }
   worker.handle("d.retry") { |message| raise Outbox::Retry.new("later", after: 3600) if message.attempts == 1 }
+  worker.handle("d.stream") do |message|
+    order << message.payload
+    raise Outbox::Retry.new("again", after: 0) if order == ["1"]
+  end
   3.times { |n| Outbox.enqueue(conn, "d.ok", n.to_s) }
+  %w[1 2].each { |payload| Outbox.enqueue(conn, "d.stream", payload, stream_id: STREAM) }
   Outbox.enqueue(conn, "d.ok", "in an hour", due_time: Time.now + 3600)
   Outbox.enqueue(conn, "d.fail", "x")
   Outbox.enqueue(conn, "d.retry", "x")
-  check("drain handles what is due", worker.drain, 5)
+  check("drain handles what is due", worker.drain, 6)
   check("and nothing else", seen.sort, %w[0 1 2])
   check("what is dead says why", conn.exec(
     "SELECT last_error, failure_reason FROM outbox.messages WHERE topic = 'd.fail'"
   ).values, [["no such order", "4"]])
+  check("a message once, and none of its stream after one that goes back", order, ["1"])
+  check("the next drain goes on", [worker.drain, order], [2, %w[1 1 2]])
   check("time does not pass by itself", worker.drain, 0)
   check("advance moves it", Outbox.advance(conn, 3660), 2)
   check("and drain follows", worker.drain, 2)
@@ -103,6 +132,11 @@ def handlers(worker)
     effect(message, conn)
     raise message.payload if message.attempts == 1
   end
+  worker.handle("w.text") do
+    raise Outbox::Permanent.new("\0#{'é' * 499}\xff#{'é' * 1000}", reason: 4)
+  end
+  worker.handle("w.reason") { raise Outbox::Permanent.new("no such reason", reason: 10**10) }
+  worker.handle("w.odd") { |message| message.attempts == 1 ? Thread.exit : slow(message, 0) }
   worker.handle("w.permanent") { raise Outbox::Permanent.new("no such order", reason: 4) }
   worker.handle("w.retry") do |message|
     raise Outbox::Retry.new("later", after: 0.2) if message.attempts == 1
@@ -111,7 +145,9 @@ def handlers(worker)
   end
   worker.handle("w.error") { |message| message.attempts == 1 ? raise(message.payload) : slow(message, 0) }
   worker.handle("w.slow") { |message| slow(message, message.json["seconds"]) }
-  worker.handle("w.timeout", timeout_seconds: 0.3) { |message| slow(message, message.attempts == 1 ? 5 : 0) }
+  worker.handle("w.timeout", timeout_seconds: Float(ENV.fetch("TIMEOUT_SECONDS", 0.3))) do |message|
+    slow(message, message.attempts == 1 ? 5 : 0)
+  end
   worker.handle("w.stream") do |message|
     say("stream", message.payload)
     sleep(0.02)
@@ -143,4 +179,4 @@ def work
   say("ended")
 end
 
-{ "produce" => :produce, "drain" => :drain, "worker" => :work }.fetch(ARGV[0]).then { |name| send(name) }
+{ "produce" => :produce, "send" => :send_lines, "drain" => :drain, "worker" => :work }.fetch(ARGV[0]).then { |name| send(name) }
