@@ -9,10 +9,16 @@ use PDO;
 use PDOException;
 use Throwable;
 
+function now(): float
+{
+    return hrtime(true) / 1e9;
+}
+
 /** A claimed message: its properties are the columns of outbox.message. */
 class Message
 {
     public ?string $outcome = null; // decided once: ack, retry, fail or lost
+    public float $until = 0;        // its lease lasts as long, or longer
 
     public function __construct(public readonly array $row)
     {
@@ -46,8 +52,9 @@ class Process
     {
     }
 
-    /** @param Process[] $others whose sockets the new one must not keep open */
-    public static function start(callable $answer, array $others): self
+    /** @param Process[] $others whose sockets the new one must not keep open
+     * @param callable $orphaned is called if an answer cannot be given any more */
+    public static function start(callable $answer, array $others, callable $orphaned): self
     {
         [$ours, $theirs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
         $pid = pcntl_fork();
@@ -55,42 +62,55 @@ class Process
             fclose($theirs);
             return new self($pid, $ours);
         }
+        register_shutdown_function(self::vanish(...)); // also if a handler exits
         foreach ($others as $other) {
             fclose($other->socket);
         }
         fclose($ours);
-        pcntl_signal(SIGTERM, fn () => null); // the parent decides
-        pcntl_signal(SIGINT, fn () => null);
-        pcntl_signal(SIGUSR1, fn () => null);
+        foreach ([SIGTERM, SIGINT, SIGUSR1] as $signal) {
+            pcntl_signal($signal, fn () => null); // the parent decides
+        }
         while (($line = fgets($theirs)) !== false) {
-            fwrite($theirs, json_encode($answer(json_decode($line, true)), JSON_THROW_ON_ERROR) . "\n");
+            if (@fwrite($theirs, self::encode($answer(self::decode($line)))) === false) {
+                $orphaned();
+            }
         }
         self::vanish();
     }
 
     /** End without destructors: those of PDO would close what is the parent's. */
-    public static function vanish(): never
+    private static function vanish(): never
     {
         posix_kill(posix_getpid(), SIGKILL);
         exit;
     }
 
+    private static function encode(mixed $what): string
+    {
+        return base64_encode(serialize($what)) . "\n";
+    }
+
+    private static function decode(string $line): mixed
+    {
+        return unserialize(base64_decode($line), ['allowed_classes' => false]);
+    }
+
     public function tell(mixed $what): void
     {
-        fwrite($this->socket, json_encode($what, JSON_THROW_ON_ERROR) . "\n");
+        @fwrite($this->socket, self::encode($what));
     }
 
     /** Its answer; null if it has died. */
     public function answer(): mixed
     {
         $line = fgets($this->socket);
-        return $line === false ? null : json_decode($line, true);
+        return $line === false ? null : self::decode($line);
     }
 
     public function cancel(): void
     {
         posix_kill($this->pid, SIGUSR1);
-        $this->killAt = microtime(true) + 1;
+        $this->killAt = now() + 1;
     }
 
     public function kill(): void
@@ -102,45 +122,46 @@ class Process
 
 class Worker
 {
-    private const COLUMNS = 'id, message_id, namespace, topic, payload, headers, correlation_id,
-        tenant_id, dedupe_key, stream_id, attempts, retry_count, created_at, due_time, locked_until,
-        subscription, published_id, priority';
-    private const CLAIM = 'SELECT ' . self::COLUMNS . ' FROM outbox.claim(?::text::uuid, ?::text::int,
-        ?::text::int, ?::text, ?::text::text[], ?::text::uuid, ?::text::int, ?::text::int, ?::text)';
-    private const ACK = 'SELECT outbox.ack(?::text::uuid, ?::text::bigint[], ?::text::int[]) AS count';
+    private const CLAIM = 'SELECT id, message_id, namespace, topic, payload, headers, correlation_id,
+            tenant_id, dedupe_key, stream_id, attempts, retry_count, created_at, due_time, locked_until,
+            owner_token, subscription, published_id, priority
+        FROM outbox.claim(?::text::uuid, ?::text::int, ?::text::int, ?::text, ?::text::text[],
+            ?::text::uuid, ?::text::int, ?::text::int, ?::text)';
+    private const HELD = 'unnest(?::text::uuid[], ?::text::bigint[], ?::text::int[]) AS held(owner, id, attempt)';
+    private const ACK = 'SELECT coalesce(sum(outbox.ack(owner, ids, attempts)), 0) AS count
+        FROM (SELECT owner, array_agg(id), array_agg(attempt) FROM ' . self::HELD . ' GROUP BY owner)
+            AS own(owner, ids, attempts)';
     private const ACK_ONE = 'SELECT outbox.ack_one(?::text::uuid, ?::text::bigint, ?::text::int, strict => true)';
-    private const NACK = 'SELECT outbox.release(?::text::uuid, ?::text::bigint[]), outbox.nack_one(
-        ?::text::uuid, ?::text::bigint, ?::text, ?::text::interval, ?::text::int)';
-    private const FAIL = 'SELECT outbox.fail_one(?::text::uuid, ?::text::bigint, ?::text, ?::text::int,
-        ?::text::int)';
-    private const RENEW = 'SELECT outbox.renew(?::text::uuid, ?::text::bigint[], ?::text::int,
-        ?::text::int[]) AS count';
-    private const LOST = 'SELECT id, attempt FROM unnest(?::text::bigint[], ?::text::int[]) AS held(id, attempt)
-        WHERE outbox.renew_one(?::text::uuid, id, ?::text::int, attempt) = 0';
-    private const RELEASE = 'SELECT outbox.release(?::text::uuid, ?::text::bigint[])';
+    private const NACK = 'SELECT outbox.nack_one(?::text::uuid, ?::text::bigint, attempt => ?::text::int,
+        error => ?::text, delay => ?::text::interval)';
+    private const FAIL = 'SELECT outbox.fail_one(?::text::uuid, ?::text::bigint, attempt => ?::text::int,
+        error => ?::text, reason => ?::text::int)';
+    // renews; its rows are the leases that are lost
+    private const RENEW = 'SELECT id, attempt FROM ' . self::HELD . '
+        WHERE outbox.renew_one(owner, id, ?::text::int, attempt) = 0';
+    private const RELEASE = 'SELECT outbox.release_one(owner, id) FROM ' . self::HELD;
     private const RELEASE_ALL = 'SELECT outbox.release(?::text::uuid)';
-    private const ACK_SECONDS = 0.005, ACK_IDS = 100, TRANSACTION_TRIES = 3;
+    private const ACK_SECONDS = 0.005, ACK_IDS = 100, MOST_UNSETTLED = 1000, TRANSACTION_TRIES = 3;
 
     private array $handlers = [];
-    private string $owner = '';
     private ?PDO $settler = null;
     private ?PDO $own = null;         // of a process: for transactions, or for claims
     private ?Process $claimer = null;
+    private string $owner = '';
+    private array $strays = [];       // owners of claims without an answer
     private array $waiting = [];      // claimed, not begun
     private array $running = [];      // processes, by pid
     private array $idle = [];
     private array $acks = [];
     private array $calls = [];        // what fails or goes back
+    private array $retried = [];      // ids and streams, while draining
     private int $asked = 0;           // by the claim that is under way
     private int $target = 0;
-    private bool $full = false;
-    private float $claimedAt = 0;
-    private float $claimAfter = 0;
-    private float $claimDelay = 0.1;
-    private float $acksSince = 0;
+    private bool $full = false, $draining = false, $acksRepeated = false, $stopping = false;
+    private float $claimSent = 0, $claimedAt = 0, $claimAfter = 0, $claimDelay = 0.1;
+    private float $acksSince = 0, $settleAfter = 0, $settleDelay = 0.1, $deadline = INF;
     private float $renewAt = 0;
-    private float $deadline = INF;
-    private bool $stopping = false;
+    private ?Throwable $error = null;
 
     /** $connect returns a new PDO each time. */
     public function __construct(
@@ -173,24 +194,16 @@ class Worker
     /** Work until SIGTERM, SIGINT or stop(). */
     public function run(): void
     {
-        $this->reset();
+        $this->reset(false);
         $before = [pcntl_async_signals(true), pcntl_signal_get_handler(SIGTERM), pcntl_signal_get_handler(SIGINT)];
         pcntl_signal(SIGTERM, fn () => $this->stop(), false);
         pcntl_signal(SIGINT, fn () => $this->stop(), false);
         try {
-            $this->claimer = $this->start($this->claim(...));
             while (!$this->stopping || $this->running) {
-                $this->begin();
-                $this->askForMore();
-                $this->await();
-                $this->expire();
-                $this->settle();
-                if ($this->stopping) {
-                    $this->shutDown();
-                }
+                $this->turn();
             }
             $this->shutDown();
-            $this->settle(true);
+            $this->leave();
         } finally {
             foreach (array_filter([$this->claimer, ...$this->running, ...$this->idle]) as $process) {
                 $process->kill();
@@ -206,39 +219,83 @@ class Worker
     /** Begin to end run(). Called twice, do not wait for handlers. */
     public function stop(): void
     {
-        $this->deadline = $this->stopping ? 0 : microtime(true) + $this->shutdownSeconds;
+        $this->deadline = $this->stopping ? 0 : now() + $this->shutdownSeconds;
         $this->stopping = true;
     }
 
     /** For tests: handle, in this process, until nothing is due; how many messages. */
     public function drain(): int
     {
-        $this->reset();
-        for ($handled = 0; $rows = $this->call(self::CLAIM, $this->claimValues($this->concurrency, 0)); ) {
-            foreach ($rows as $row) {
-                $this->judge(new Message($row), $this->invoke($row));
+        $this->reset(true);
+        for ($handled = 0; $rows = rows($this->settler, self::CLAIM, $this->claimValues($this->concurrency, 0)); ) {
+            $this->claimSent = now();
+            $this->take($rows);
+            while (($message = $this->next()) !== null) {
+                $this->judge($message, $this->invoke($message->row));
                 $handled++;
             }
             $this->acksSince = 0;
             $this->settle();
         }
+        $this->leave();
         $this->settler = $this->own = null;
         return $handled;
     }
 
-    private function reset(): void
+    private function reset(bool $draining): void
     {
         $this->handlers || throw new \LogicException('no topic has a handler');
         $this->owner = bin2hex(random_bytes(16));
-        $this->waiting = $this->running = $this->idle = $this->acks = $this->calls = [];
+        $this->strays = $this->waiting = $this->running = $this->idle = $this->acks = $this->calls = $this->retried = [];
         $this->asked = 0;
         $this->target = $this->concurrency;
-        $this->full = $this->stopping = false;
-        $this->claimAfter = $this->claimedAt = 0;
-        $this->claimDelay = 0.1;
+        $this->draining = $draining;
+        $this->full = $this->acksRepeated = $this->stopping = false;
+        $this->claimAfter = $this->claimedAt = $this->settleAfter = 0;
+        $this->claimDelay = $this->settleDelay = 0.1;
         $this->deadline = INF;
-        $this->renewAt = microtime(true) + $this->leaseSeconds / 3;
+        $this->renewAt = now() + $this->leaseSeconds / 3;
+        $this->error = null;
         $this->settler = $this->open();
+    }
+
+    /** One turn of the loop. The first error that is for good ends it. */
+    private function turn(): void
+    {
+        try {
+            $this->begin();
+            $this->askForMore();
+            $this->await();
+            $this->expire();
+            $this->settle();
+        } catch (Throwable $error) {
+            if ($this->error !== null) {
+                throw $this->error;
+            }
+            $this->error = $error;
+            $this->stopping || $this->stop();
+        }
+        if ($this->stopping) {
+            $this->shutDown();
+        }
+    }
+
+    /** Send what is left, and release all. */
+    private function leave(): void
+    {
+        $this->acksSince = 0;
+        for ($releasing = false; $this->acks || $this->calls || !$releasing; $this->settle()) {
+            if (!$this->acks && !$this->calls) {
+                $releasing = true;
+                $this->calls = array_map(fn ($owner) => [self::RELEASE_ALL, [$owner]], [...$this->strays, $this->owner]);
+                $this->strays = [];
+            }
+            if (now() > $this->deadline + 2) {
+                throw $this->error ?? new \RuntimeException('the server did not answer in time');
+            }
+            usleep((int) (1e6 * max(0, min(0.1, $this->settleAfter - now()))));
+        }
+        $this->error === null || throw $this->error;
     }
 
     private function open(): PDO
@@ -248,28 +305,10 @@ class Worker
         return $pdo;
     }
 
-    private function start(\Closure $answer): Process
+    private function start(\Closure $answer, ?\Closure $orphaned = null): Process
     {
-        return Process::start($answer, array_filter([$this->claimer, ...$this->running, ...$this->idle]));
-    }
-
-    /** A statement of settling, repeated until it is answered. */
-    private function call(string $sql, array $values, ?bool &$repeated = null): array
-    {
-        for ($delay = 0.1; ; $delay = min(2 * $delay, 5)) {
-            try {
-                $this->settler ??= $this->open();
-                return rows($this->settler, $sql, $values);
-            } catch (PDOException $error) {
-                if (!self::repeatable($error) || microtime(true) > $this->deadline + 2) {
-                    throw $error;
-                }
-                $this->settler = null;
-                ($this->hook)('reconnect', ['error' => self::describe($error)]);
-            }
-            usleep((int) (1e6 * $delay * random_int(50, 100) / 100));
-            $repeated = true;
-        }
+        $others = array_filter([$this->claimer, ...$this->running, ...$this->idle]);
+        return Process::start($answer, $others, $orphaned ?? fn () => null);
     }
 
     private static function state(Throwable $error): string
@@ -280,43 +319,57 @@ class Worker
     /** HY000 is what PDO says of a connection that has gone, and 7 if it cannot be made. */
     private static function repeatable(Throwable $error): bool
     {
-        return preg_match('/^(08|40001|40P01|57P0[123]|HY000|7$)/', self::state($error)) === 1;
+        return preg_match('/^(08|40001|40P01|53300|57P0[123]|HY000|7$)/', self::state($error)) === 1;
     }
 
     /** What is recorded of an error: never a text that may quote the payload. */
     private static function describe(Throwable $error): string
     {
-        $text = $error instanceof Permanent || $error instanceof Retry
-            ? $error->getMessage()
-            : trim(get_class($error) . ' ' . self::state($error));
-        return preg_replace('/^(.{500}).*$/us', '$1', str_replace("\0", '', $text));
+        if (!$error instanceof Permanent && !$error instanceof Retry) {
+            return trim(get_class($error) . ' ' . self::state($error));
+        }
+        $text = json_encode(str_replace("\0", '', $error->getMessage()), JSON_INVALID_UTF8_SUBSTITUTE);
+        preg_match('/^.{0,500}/us', json_decode($text), $found);
+        return $found[0];
+    }
+
+    /** How long to wait before another try; the next pause is longer. */
+    private function pause(float &$delay): float
+    {
+        $now = $delay * random_int(50, 100) / 100;
+        $delay = $this->stopping ? 0.5 : min(2 * $delay, 5);
+        return $now;
     }
 
     // Claim
 
     private function claimValues(int $asked, int $waitMs): array
     {
-        $topics = isset($this->handlers['*']) ? null : '{' . implode(',', array_map(
-            fn ($topic) => '"' . addcslashes((string) $topic, '"\\') . '"',
-            array_keys($this->handlers)
-        )) . '}';
+        $topics = isset($this->handlers['*']) ? null : self::list(array_keys($this->handlers));
         return [$this->owner, $this->leaseSeconds, $asked, $this->namespace, $topics, $this->tenantId,
             $this->maxAttempts, $waitMs, $this->subscription];
     }
 
     /** In its process: the rows of a claim, or the error. */
-    private function claim(int $asked): array
+    private function claim(array $values): array
     {
+        $sent = false;
         try {
             $this->own ??= $this->open();
-            return ['rows' => rows($this->own, self::CLAIM, $this->claimValues($asked, $this->waitMs))];
+            $sent = true;
+            $this->owner = $values[0];
+            return ['rows' => rows($this->own, self::CLAIM, $values)];
         } catch (PDOException $error) {
-            $this->own = null;
-            if (self::state($error) === '57014') {
-                return ['rows' => []];
-            }
-            return ['error' => $error->getMessage(), 'about' => self::describe($error), 'again' => self::repeatable($error)];
+            $this->own = self::repeatable($error) ? null : $this->own;
+            return self::state($error) === '57014' ? ['rows' => []] : ['error' => $error->getMessage(),
+                'about' => self::describe($error), 'again' => self::repeatable($error), 'sent' => $sent];
         }
+    }
+
+    /** In its process: nobody hears of what was claimed. */
+    private function releaseClaimed(): void
+    {
+        rows($this->own, self::RELEASE_ALL, [$this->owner]);
     }
 
     /** How many messages to claim now; 0 if no slot is free for one. */
@@ -324,8 +377,8 @@ class Worker
     {
         $free = $this->concurrency - count($this->running);
         $held = count($this->waiting) + count($this->running);
-        $took = microtime(true) - $this->claimedAt;
-        if ($free === 0 || $this->startable() !== null) {
+        $took = now() - $this->claimedAt;
+        if ($free === 0 || $this->startable() !== null || count($this->acks) + count($this->calls) >= self::MOST_UNSETTLED) {
             return 0;
         }
         if (!$this->full || $took > 0.5) {
@@ -338,27 +391,55 @@ class Worker
 
     private function askForMore(): void
     {
-        if ($this->asked === 0 && !$this->stopping && microtime(true) >= $this->claimAfter
-            && $this->asked = $this->ask()) {
-            $this->claimer->tell($this->asked);
+        if (now() >= $this->claimAfter) {
+            $this->claimAfter = 0;
+        }
+        if ($this->asked === 0 && !$this->stopping && $this->claimAfter === 0.0 && $this->asked = $this->ask()) {
+            $this->claimer ??= $this->start($this->claim(...), $this->releaseClaimed(...));
+            $this->claimSent = now();
+            $this->claimer->tell($this->claimValues($this->asked, $this->waitMs));
         }
     }
 
-    private function take(array $answer): void
+    /** What the process that claims has answered; null if it has died. */
+    private function taken(?array $answer): void
     {
-        if (isset($answer['error'])) {
-            $answer['again'] || throw new \RuntimeException($answer['error']);
-            ($this->hook)('reconnect', ['error' => $answer['about']]);
-            $this->claimAfter = microtime(true) + $this->claimDelay * random_int(50, 100) / 100;
-            $this->claimDelay = min(2 * $this->claimDelay, 5);
-        } else {
-            array_push($this->waiting, ...array_map(fn ($row) => new Message($row), $answer['rows']));
-            $this->full = count($answer['rows']) === $this->asked;
-            $this->claimedAt = microtime(true);
+        if ($answer === null) {
+            $this->claimer->kill();
+            $this->claimer = null;
+            $answer = ['error' => 'died', 'about' => 'the process that claims has died', 'again' => true, 'sent' => true];
+        }
+        if (isset($answer['rows'])) {
+            $this->take($answer['rows']);
             $this->claimDelay = 0.1;
             ($this->hook)('claimed', ['count' => count($answer['rows']), 'asked' => $this->asked]);
         }
         $this->asked = 0;
+        if (isset($answer['error'])) {
+            $answer['again'] || throw new \RuntimeException($answer['error']);
+            ($this->hook)('reconnect', ['error' => $answer['about']]);
+            $this->claimAfter = now() + $this->pause($this->claimDelay);
+        }
+        if ($answer['sent'] ?? false) {
+            // what it may have taken must not count as held by this worker, which knows nothing of it
+            $this->strays[] = $this->owner;
+            $this->owner = bin2hex(random_bytes(16));
+        }
+    }
+
+    private function take(array $rows): void
+    {
+        $this->renewAt = min($this->renewAt, $this->claimSent + $this->leaseSeconds / 3);
+        foreach ($rows as $row) {
+            $message = new Message($row);
+            // surely not sooner: what came late, or to a stopped process, is renewed first
+            $message->until = $this->claimSent + $this->leaseSeconds;
+            if (!in_array($message->stream_id ?? $message->id, $this->retried, true)) {
+                $this->waiting[] = $message;
+            }
+        }
+        $this->full = count($rows) === $this->asked;
+        $this->claimedAt = now();
     }
 
     // Handle
@@ -368,21 +449,27 @@ class Worker
     {
         $busy = array_filter(array_map(fn ($process) => $process->message->stream_id, $this->running));
         foreach ($this->waiting as $index => $message) {
-            if (!in_array($message->stream_id, $busy, true)) {
+            if (!in_array($message->stream_id, $busy, true) && now() < $message->until) {
                 return $index;
             }
         }
         return null;
     }
 
+    /** A message that may be handled now. */
+    private function next(): ?Message
+    {
+        $index = count($this->running) < $this->concurrency ? $this->startable() : null;
+        return $index === null ? null : array_splice($this->waiting, $index, 1)[0];
+    }
+
     private function begin(): void
     {
-        while (!$this->stopping && count($this->running) < $this->concurrency && ($index = $this->startable()) !== null) {
-            [$message] = array_splice($this->waiting, $index, 1);
+        while (!$this->stopping && ($message = $this->next()) !== null) {
             $process = array_pop($this->idle) ?? $this->start($this->invoke(...));
             $timeout = $this->handlerOf($message)['timeout'];
             $process->message = $message;
-            $process->began = microtime(true);
+            $process->began = now();
             $process->until = $timeout === null ? null : $process->began + $timeout;
             $process->killAt = null;
             $this->running[$process->pid] = $process;
@@ -400,65 +487,84 @@ class Worker
     {
         $message = new Message($row);
         $handler = $this->handlerOf($message);
-        pcntl_signal(SIGUSR1, fn () => throw new LeaseLost(), false);
         for ($left = self::TRANSACTION_TRIES - 1; ; $left--) {
             try {
-                if (!$handler['transaction']) {
-                    ($this->wrap)($message, fn () => $handler['call']($message));
-                    $result = ['outcome' => 'ack'];
-                } else {
-                    $pdo = $this->own ??= $this->open();
-                    $pdo->beginTransaction();
-                    ($this->wrap)($message, fn () => $handler['call']($message, $pdo));
-                    rows($pdo, self::ACK_ONE, [$this->owner, $message->id, $message->attempts]);
-                    $pdo->commit();
-                    $result = ['outcome' => 'ack', 'settled' => true];
+                $pdo = $handler['transaction'] ? $this->transaction() : null;
+                pcntl_signal(SIGUSR1, fn () => throw new LeaseLost(), false);
+                try {
+                    ($this->wrap)($message, fn () => $handler['call']($message, ...($pdo ? [$pdo] : [])));
+                } finally {
+                    pcntl_signal(SIGUSR1, fn () => null);
                 }
-                pcntl_signal(SIGUSR1, fn () => null);
-                return $result;
-            } catch (LeaseLost) {
-                Process::vanish();
+                if ($pdo) {
+                    rows($pdo, self::ACK_ONE, [$message->owner_token, $message->id, $message->attempts]);
+                    $pdo->commit();
+                }
+                return ['outcome' => 'ack', 'settled' => $handler['transaction']];
             } catch (Throwable $error) {
                 $state = self::state($error);
-                try {
-                    $this->own?->inTransaction() && $this->own->rollBack();
-                } catch (PDOException) {
-                    $this->own = null;
-                }
-                if (self::repeatable($error) && !str_starts_with($state, '40')) {
-                    $this->own = null;
-                }
+                $this->undo($error);
                 if ($left > 0 && $handler['transaction'] && in_array($state, ['40001', '40P01'], true)) {
                     continue;
                 }
-                pcntl_signal(SIGUSR1, fn () => null);
                 return ['outcome' => match (true) {
                     $error instanceof Permanent => 'fail',
-                    $handler['transaction'] && $state === '55000' => 'lost',
+                    $error instanceof LeaseLost, $handler['transaction'] && $state === '55000' => 'lost',
                     default => 'retry',
                 }, 'text' => self::describe($error), 'reason' => $error->reason ?? null, 'after' => $error->after ?? null];
             }
         }
     }
 
+    /** A connection in a transaction. One that was idle may have broken since. */
+    private function transaction(): PDO
+    {
+        try {
+            $this->own?->beginTransaction();
+        } catch (PDOException) {
+            $this->own = null;
+        }
+        if ($this->own === null) {
+            $this->own = $this->open();
+            $this->own->beginTransaction();
+        }
+        return $this->own;
+    }
+
+    private function undo(Throwable $error): void
+    {
+        try {
+            $this->own?->inTransaction() && $this->own->rollBack();
+        } catch (PDOException $error) {
+            $this->own = null;
+        }
+        if (self::repeatable($error) && !str_starts_with(self::state($error), '40')) {
+            $this->own = null;
+        }
+    }
+
     /** Sleep until something happens or is due. */
     private function await(): void
     {
-        $now = microtime(true);
-        $due = array_filter([$this->renewAt, $this->acks ? $this->acksSince + self::ACK_SECONDS : null,
-            $this->claimAfter > $now ? $this->claimAfter : null, $this->stopping ? $now + 0.05 : null,
-            ...array_map(fn ($process) => $process->killAt ?? $process->until, array_values($this->running))]);
-        $seconds = $this->calls ? 0 : max(min($due) - $now, 0);
-        $read = array_map(fn ($process) => $process->socket, 
+        $now = now();
+        $due = max($this->settleAfter, min($this->renewAt, $this->calls ? 0 : INF,
+            $this->acks ? $this->acksSince + self::ACK_SECONDS : INF));
+        $due = min($due, $this->claimAfter ?: INF, $this->stopping ? $now + 0.05 : INF, ...array_map(
+            fn ($process) => $process->killAt ?? $process->until ?? INF,
+            array_values($this->running)
+        ));
+        $read = array_map(fn ($process) => $process->socket,
             array_filter([...array_values($this->running), $this->claimer]));
         $none = null;
         // a signal between here and there is noticed a second later at most
-        if (@stream_select($read, $none, $none, 0, (int) (1e6 * min($seconds + 0.0005, 1))) === false) {
+        $seconds = min(max($due - $now, 0) + 0.0005, 1);
+        if (!$read || @stream_select($read, $none, $none, 0, (int) (1e6 * $seconds)) === false) {
+            $read || usleep((int) (1e6 * $seconds));
             return;
         }
         foreach ($read as $socket) {
             if ($socket === $this->claimer?->socket) {
-                $this->take($this->claimer->answer() ?? throw new \RuntimeException('the process that claims has died'));
+                $this->taken($this->claimer->answer());
                 continue;
             }
             foreach ($this->running as $process) {
@@ -481,12 +587,12 @@ class Worker
             $this->idle[] = $process;
         }
         ($this->hook)('finished', ['message' => $message, 'outcome' => $message->outcome,
-            'seconds' => microtime(true) - $process->began]);
+            'seconds' => now() - $process->began]);
     }
 
     private function expire(): void
     {
-        $now = microtime(true);
+        $now = now();
         foreach ($this->running as $process) {
             if ($process->killAt !== null && $now > $process->killAt) {
                 posix_kill($process->pid, SIGKILL);
@@ -504,43 +610,69 @@ class Worker
             return;
         }
         $message->outcome = $result['outcome'];
-        if ($message->outcome === 'ack' && !isset($result['settled'])) {
-            $this->acksSince = $this->acks ? $this->acksSince : microtime(true);
+        $values = [$message->owner_token, $message->id, $message->attempts, $result['text'] ?? null];
+        if ($message->outcome === 'ack' && empty($result['settled'])) {
+            $this->acksSince = $this->acks ? $this->acksSince : now();
             $this->acks[] = $message;
         } elseif ($message->outcome === 'fail') {
-            $this->calls[] = [self::FAIL, [$this->owner, $message->id, $result['text'], $result['reason'], $message->attempts]];
+            $this->calls[] = [self::FAIL, [...$values, $result['reason']]];
         } elseif ($message->outcome === 'retry' || $message->outcome === 'lost') {
-            $behind = $this->drop(fn ($other) => $message->stream_id !== null && $other->stream_id === $message->stream_id);
-            $after = isset($result['after']) ? "{$result['after']} s" : null;
-            if ($message->outcome === 'retry') {
-                $this->calls[] = [self::NACK, [$this->owner, $behind, $this->owner, $message->id, $result['text'], $after,
-                    $message->attempts]];
-            }
+            // the server takes back what is behind it in its stream
+            $this->drop(fn ($other) => $message->stream_id !== null && $other->stream_id === $message->stream_id);
+        }
+        if ($message->outcome === 'retry') {
+            $this->calls[] = [self::NACK, [...$values, isset($result['after']) ? "{$result['after']} s" : null]];
+            $this->retried = [...$this->retried, ...($this->draining ? [$message->stream_id ?? $message->id] : [])];
         }
     }
 
-    /** Take out what no handler has begun; the ids. */
-    private function drop(callable $wanted): string
+    private function lose(Message $message): void
+    {
+        if ($message->outcome !== null) {
+            return;
+        }
+        $this->drop(fn ($other) => $other === $message);
+        $this->judge($message, ['outcome' => 'lost']);
+        foreach ($this->running as $process) {
+            $process->message === $message && $process->cancel();
+        }
+        ($this->hook)('lost', ['message' => $message]);
+    }
+
+    /** Take out what no handler has begun. */
+    private function drop(callable $wanted): array
     {
         $dropped = array_filter($this->waiting, $wanted);
         $this->waiting = array_values(array_filter($this->waiting, fn ($message) => !$wanted($message)));
-        return self::list($dropped, 'id');
+        return $dropped;
     }
 
-    private static function list(array $messages, string $column): string
+    private static function list(array $values): string
     {
-        return '{' . implode(',', array_map(fn ($message) => $message->$column, $messages)) . '}';
+        return '{' . implode(',', array_map(fn ($value) => '"' . addcslashes((string) $value, '"\\') . '"', $values)) . '}';
+    }
+
+    /** Owners, ids and attempts, as statements take them. */
+    private static function parts(array $messages): array
+    {
+        return array_map(
+            fn ($column) => self::list(array_map(fn ($message) => $message->$column, $messages)),
+            ['owner_token', 'id', 'attempts']
+        );
     }
 
     private function shutDown(): void
     {
-        // what it has claimed at this moment is released at the end
-        $this->claimer?->kill();
-        $this->claimer = null;
-        if ($this->waiting) {
-            $this->calls[] = [self::RELEASE, [$this->owner, $this->drop(fn () => true)]];
+        if ($this->claimer !== null) {
+            $this->claimer->kill();
+            $this->claimer = null;
+            // what the server is claiming in this moment must be there when all is released
+            $this->asked === 0 || usleep(200000);
         }
-        foreach (microtime(true) > $this->deadline ? $this->running : [] as $process) {
+        if ($this->waiting) {
+            $this->calls[] = [self::RELEASE, self::parts($this->drop(fn () => true))];
+        }
+        foreach (now() > $this->deadline ? $this->running : [] as $process) {
             $this->judge($process->message, ['outcome' => 'lost']);
             $process->killAt ?? $process->cancel();
         }
@@ -548,51 +680,107 @@ class Worker
 
     // Settle and renew
 
-    private function settle(bool $ending = false): void
+    /** Send what is due, as far as the server answers. */
+    private function settle(): void
     {
-        while ($this->acks && ($ending || count($this->acks) >= self::ACK_IDS
-            || microtime(true) > $this->acksSince + self::ACK_SECONDS)) {
-            $acks = array_splice($this->acks, 0, self::ACK_IDS);
-            $repeated = false;
-            $values = [$this->owner, self::list($acks, 'id'), self::list($acks, 'attempts')];
-            $count = $this->call(self::ACK, $values, $repeated)[0]['count'];
-            ($this->hook)('settled', ['count' => count($acks), 'lost' => $repeated ? 0 : count($acks) - $count]);
+        while (now() >= $this->settleAfter) {
+            $ready = now() > $this->acksSince + self::ACK_SECONDS || count($this->acks) >= self::ACK_IDS;
+            if (now() >= $this->renewAt) {
+                $this->renew();
+            } elseif ($this->calls) {
+                $this->tell();
+            } elseif ($this->acks && $ready) {
+                $this->acknowledge();
+            } elseif (!$this->releaseStray()) {
+                return;
+            }
         }
-        foreach (array_splice($this->calls, 0) as [$sql, $values]) {
-            $this->call($sql, $values);
+    }
+
+    /** The rows of a statement; null if the server does not answer at present. */
+    private function query(string $sql, array $values): ?array
+    {
+        try {
+            $this->settler ??= $this->open();
+            $rows = rows($this->settler, $sql, $values);
+            $this->settleDelay = 0.1;
+            return $rows;
+        } catch (PDOException $error) {
+            if (!self::repeatable($error)) {
+                throw $error;
+            }
+            $this->settler = null;
+            $this->settleAfter = now() + $this->pause($this->settleDelay);
+            ($this->hook)('reconnect', ['error' => self::describe($error)]);
+            foreach ($this->leased() as $message) {
+                now() > $message->until && $this->lose($message);
+            }
+            return null;
         }
-        if ($ending) {
-            $this->call(self::RELEASE_ALL, [$this->owner]);
-        } elseif (microtime(true) > $this->renewAt) {
-            $this->renew();
+    }
+
+    private function tell(): void
+    {
+        [$sql, $values] = $this->calls[0];
+        try {
+            $answer = $this->query($sql, $values);
+        } catch (PDOException $error) {
+            if (!str_starts_with(self::state($error), '22') || count($values) !== 5 || $values[3] === null) {
+                throw $error;
+            }
+            // the server does not take what the handler has said
+            $this->calls[0] = [$sql, [...array_slice($values, 0, 3), null, null]];
+            return;
         }
+        $answer === null || array_shift($this->calls);
+    }
+
+    private function acknowledge(): void
+    {
+        $acks = array_slice($this->acks, 0, self::ACK_IDS);
+        $answer = $this->query(self::ACK, self::parts($acks));
+        if ($answer === null) {
+            $this->acksRepeated = true;
+            return;
+        }
+        array_splice($this->acks, 0, count($acks));
+        // how many the first of several calls has acknowledged is not known
+        $lost = $this->acksRepeated ? 0 : count($acks) - $answer[0]['count'];
+        $this->acksRepeated = false;
+        ($this->hook)('settled', ['count' => count($acks), 'lost' => $lost]);
+    }
+
+    /** What must be renewed. */
+    private function leased(): array
+    {
+        $running = array_map(fn ($process) => $process->message, array_values($this->running));
+        return [...$this->waiting, ...array_filter($running, fn ($message) => $message->outcome === null)];
+    }
+
+    /** Release what a stray claim may have taken, when nothing of its owner is in hand any more. */
+    private function releaseStray(): bool
+    {
+        $known = array_map(fn ($message) => str_replace('-', '', $message->owner_token), [...$this->leased(), ...$this->acks]);
+        foreach (array_diff($this->strays, $known) as $index => $owner) {
+            unset($this->strays[$index]);
+            $this->calls[] = [self::RELEASE_ALL, [$owner]];
+            return true;
+        }
+        return false;
     }
 
     private function renew(): void
     {
-        $this->renewAt = microtime(true) + $this->leaseSeconds / 3;
-        $running = array_map(fn ($process) => $process->message, array_values($this->running));
-        $held = [...$this->waiting, ...array_filter($running, fn ($message) => $message->outcome === null)];
-        if (!$held) {
+        $began = now();
+        $held = $this->leased();
+        $lost = $held ? $this->query(self::RENEW, [...self::parts($held), $this->leaseSeconds]) : [];
+        if ($lost === null) {
             return;
         }
-        [$ids, $attempts] = [self::list($held, 'id'), self::list($held, 'attempts')];
-        if ($this->call(self::RENEW, [$this->owner, $ids, $this->leaseSeconds, $attempts])[0]['count'] === count($held)) {
-            return;
-        }
-        $lost = $this->call(self::LOST, [$ids, $attempts, $this->owner, $this->leaseSeconds]);
+        $this->renewAt = $began + $this->leaseSeconds / 3;
         foreach ($held as $message) {
-            if (!in_array(['id' => $message->id, 'attempt' => $message->attempts], $lost) || $message->outcome !== null) {
-                continue;
-            }
-            $this->drop(fn ($other) => $other === $message);
-            $this->judge($message, ['outcome' => 'lost']);
-            foreach ($this->running as $process) {
-                if ($process->message === $message) {
-                    $process->cancel();
-                }
-            }
-            ($this->hook)('lost', ['message' => $message]);
+            $message->until = $began + $this->leaseSeconds;
+            in_array(['id' => $message->id, 'attempt' => $message->attempts], $lost) && $this->lose($message);
         }
     }
 }

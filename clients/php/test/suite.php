@@ -1,5 +1,5 @@
 <?php
-/** The suite of the PHP client: suite.php produce | drain | worker; see ../../test/run.py. */
+/** The suite of the PHP client: suite.php produce | send | drain | worker; see ../../test/run.py. */
 
 declare(strict_types=1);
 
@@ -67,27 +67,60 @@ function produce(): void
     check('publish_batch counts deliveries', array_column($rows, 'deliveries'), [1, 1]);
 }
 
+/** Lines of run.py: how a transaction ends, and its messages, as topic,payload,stream. */
+function send(): void
+{
+    $pdo = null;
+    while (($line = fgets(STDIN)) !== false) {
+        $words = explode(' ', trim($line));
+        $how = array_shift($words);
+        $messages = array_map(function ($word) {
+            [$topic, $payload, $stream] = explode(',', $word);
+            return ['topic' => $topic, 'payload' => $payload] + ($stream === '-' ? [] : ['stream_id' => $stream]);
+        }, $words);
+        try {
+            $pdo ??= connect();
+            $pdo->beginTransaction();
+            enqueue($pdo, ...array_shift($messages));
+            enqueue_batch($pdo, $messages);
+            $how === 'commit' ? $pdo->commit() : $pdo->rollBack();
+        } catch (PDOException $error) {
+            say('failed', $error->getCode());
+            $pdo = null;
+        }
+    }
+}
+
 function drain(): void
 {
     $pdo = connect();
-    $seen = [];
+    $seen = $order = [];
     $worker = new Worker(connect(...), concurrency: 2);
     $worker->handle('d.ok', function (Message $message) use (&$seen) {
         $seen[] = $message->payload;
     });
     $worker->handle('d.fail', fn () => throw new Permanent('no such order', 4));
     $worker->handle('d.retry', fn ($message) => $message->attempts > 1 ?: throw new Retry('later', 3600));
+    $worker->handle('d.stream', function (Message $message) use (&$order) {
+        $order[] = $message->payload;
+        $order !== ['1'] || throw new Retry('again', 0);
+    });
     foreach (['0', '1', '2'] as $payload) {
         enqueue($pdo, 'd.ok', $payload);
+    }
+    foreach (['1', '2'] as $payload) {
+        enqueue($pdo, 'd.stream', $payload, stream_id: STREAM);
     }
     enqueue($pdo, 'd.ok', 'in an hour', due_time: new DateTimeImmutable('+1 hour'));
     enqueue($pdo, 'd.fail', 'x');
     enqueue($pdo, 'd.retry', 'x');
-    check('drain handles what is due', $worker->drain(), 5);
+    check('drain handles what is due', $worker->drain(), 6);
     sort($seen);
     check('and nothing else', $seen, ['0', '1', '2']);
     check('what is dead says why', $pdo->query("SELECT last_error, failure_reason FROM outbox.messages
         WHERE topic = 'd.fail'")->fetch(PDO::FETCH_NUM), ['no such order', 4]);
+    check('a message once, and none of its stream after one that goes back', $order, ['1']);
+    check('the next drain goes on', [$worker->drain(), $order], [2, ['1', '1', '2']]);
     check('time does not pass by itself', $worker->drain(), 0);
     check('advance moves it', advance($pdo, 3660), 2);
     check('and drain follows', $worker->drain(), 2);
@@ -128,11 +161,18 @@ function handlers(Worker $worker): void
         effect($message, $pdo);
         $message->attempts > 1 || throw new RuntimeException($message->payload);
     }, transaction: true);
+    $worker->handle('w.text', fn () => throw new Permanent(
+        "\0" . str_repeat('é', 499) . "\xff" . str_repeat('é', 1000),
+        4
+    ));
+    $worker->handle('w.reason', fn () => throw new Permanent('no such reason', 10 ** 10));
+    $worker->handle('w.odd', $first(fn () => exit));
     $worker->handle('w.permanent', fn () => throw new Permanent('no such order', 4));
     $worker->handle('w.retry', $first(fn () => throw new Retry('later', 0.2)));
     $worker->handle('w.error', $first(fn ($message) => throw new RuntimeException($message->payload)));
     $worker->handle('w.slow', fn ($message) => slow($message, $message->json()['seconds']));
-    $worker->handle('w.timeout', $first(fn ($message) => slow($message, 5)), timeoutSeconds: 0.3);
+    $worker->handle('w.timeout', $first(fn ($message) => slow($message, 5)),
+        timeoutSeconds: (float) (getenv('TIMEOUT_SECONDS') ?: 0.3));
     $worker->handle('w.stream', function (Message $message) {
         say('stream', $message->payload);
         usleep(20000);
@@ -173,6 +213,7 @@ function work(): void
 
 match ($argv[1]) {
     'produce' => produce(),
+    'send' => send(),
     'drain' => drain(),
     'worker' => work(),
 };
