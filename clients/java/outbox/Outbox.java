@@ -142,22 +142,26 @@ public final class Outbox {
         }
     }
 
-    /** The rows of a statement as text. It is not prepared in the server, for PgBouncer. */
     static List<String[]> rows(Connection conn, String sql, Object... values) throws SQLException {
         try (PreparedStatement statement = conn.prepareStatement(sql)) {
-            statement.unwrap(PGStatement.class).setPrepareThreshold(0);
-            for (int i = 0; i < values.length; i++) {
-                statement.setString(i + 1, values[i] == null ? null : values[i].toString());
-            }
-            List<String[]> rows = new ArrayList<>();
-            try (ResultSet result = statement.executeQuery()) {
-                while (result.next()) {
-                    String[] row = new String[result.getMetaData().getColumnCount()];
-                    for (int i = 0; i < row.length; i++) row[i] = result.getString(i + 1);
-                    rows.add(row);
-                }
-            }
-            return rows;
+            return rows(statement, values);
         }
+    }
+
+    /** The rows of a statement as text. It is not prepared in the server, for PgBouncer. */
+    static List<String[]> rows(PreparedStatement statement, Object... values) throws SQLException {
+        statement.unwrap(PGStatement.class).setPrepareThreshold(0);
+        for (int i = 0; i < values.length; i++) {
+            statement.setString(i + 1, values[i] == null ? null : values[i].toString());
+        }
+        List<String[]> rows = new ArrayList<>();
+        try (ResultSet result = statement.executeQuery()) {
+            while (result.next()) {
+                String[] row = new String[result.getMetaData().getColumnCount()];
+                for (int i = 0; i < row.length; i++) row[i] = result.getString(i + 1);
+                rows.add(row);
+            }
+        }
+        return rows;
     }
 }

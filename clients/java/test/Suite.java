@@ -1,3 +1,5 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.ResultSet;
@@ -11,13 +13,14 @@ import java.util.List;
 import java.util.Objects;
 import java.util.UUID;
 import java.util.concurrent.atomic.AtomicBoolean;
+import org.postgresql.PGConnection;
 import outbox.Message;
 import outbox.Outbox;
 import outbox.Outbox.New;
 import outbox.Outbox.Options;
 import outbox.Worker;
 
-/** The suite of the Java client: Suite produce | drain | worker; see ../../test/run.py. */
+/** The suite of the Java client: Suite produce | send | drain | worker; see ../../test/run.py. */
 public class Suite {
     static final UUID TENANT = UUID.fromString("00000000-0000-4000-8000-0000000000aa");
     static final UUID GIVEN = UUID.fromString("01234567-0000-4000-8000-000000000042");
@@ -81,26 +84,66 @@ public class Suite {
         conn.close();
     }
 
+    /** Lines of run.py: how a transaction ends, and its messages, as topic,payload,stream. */
+    static void send() throws Exception {
+        Connection conn = null;
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            String[] words = line.split(" ");
+            List<New> messages = new ArrayList<>();
+            for (int i = 1; i < words.length; i++) {
+                String[] parts = words[i].split(",");
+                Options options = new Options();
+                messages.add(new New(parts[0], parts[1],
+                    parts[2].equals("-") ? options : options.streamId(UUID.fromString(parts[2]))));
+            }
+            try {
+                if (conn == null) {
+                    conn = connect();
+                    // otherwise the driver prepares COMMIT after some time, which PgBouncer does not bear
+                    conn.unwrap(PGConnection.class).setPrepareThreshold(0);
+                    conn.setAutoCommit(false);
+                }
+                New first = messages.remove(0);
+                Outbox.enqueue(conn, first.topic(), first.payload(), first.options());
+                Outbox.enqueueBatch(conn, messages);
+                if (words[0].equals("commit")) conn.commit();
+                else conn.rollback();
+            } catch (SQLException error) {
+                say("failed", error.getSQLState());
+                conn = null;
+            }
+        }
+    }
+
     static void drain() throws Exception {
         Connection conn = connect();
-        List<String> seen = Collections.synchronizedList(new ArrayList<>());
+        List<String> seen = Collections.synchronizedList(new ArrayList<>()), order = new ArrayList<>();
         Worker.Options options = new Worker.Options();
         options.concurrency = 2;
         Worker worker = new Worker(Suite::connect, options);
         worker.handle("d.ok", message -> seen.add(message.payload));
         worker.handle("d.fail", message -> { throw new Worker.Permanent("no such order", 4); });
-        worker.handle("d.retry", message -> { if (message.attempts == 1) throw new Worker.Retry("later", 3600); });
+        worker.handle("d.retry", message -> { if (message.attempts == 1) throw new Worker.Retry("later", 3600.0); });
+        worker.handle("d.stream", message -> {
+            order.add(message.payload);
+            if (order.size() == 1) throw new Worker.Retry("again", 0.0);
+        });
+        for (String payload : List.of("1", "2")) Outbox.enqueue(conn, "d.stream", payload, new Options().streamId(STREAM));
         for (String payload : List.of("0", "1", "2")) Outbox.enqueue(conn, "d.ok", payload);
         Outbox.enqueue(conn, "d.ok", "in an hour", new Options().dueTime(Instant.now().plusSeconds(3600)));
         Outbox.enqueue(conn, "d.fail", "x");
         Outbox.enqueue(conn, "d.retry", "x");
-        check("drain handles what is due", worker.drain(), 5);
+        check("drain handles what is due", worker.drain(), 6);
         check("and nothing else", seen.stream().sorted().toList(), List.of("0", "1", "2"));
         try (Statement statement = conn.createStatement(); ResultSet row = statement.executeQuery(
                 "SELECT last_error || failure_reason FROM outbox.messages WHERE topic = 'd.fail'")) {
             row.next();
             check("what is dead says why", row.getString(1), "no such order4");
         }
+        check("a message once, and none of its stream after one that goes back", order, List.of("1"));
+        check("the next drain goes on", worker.drain(), 2);
+        check("in order", order, List.of("1", "1", "2"));
         check("time does not pass by itself", worker.drain(), 0);
         check("advance moves it", Outbox.advance(conn, Duration.ofSeconds(3660)), 2);
         check("and drain follows", worker.drain(), 2);
@@ -142,15 +185,21 @@ public class Suite {
             effect(message, conn);
             if (message.attempts == 1) throw new IllegalStateException(message.payload);
         }, 0);
+        worker.handle("w.text", message -> {
+            throw new Worker.Permanent("\0" + "é".repeat(499) + "\ud800" + "é".repeat(1000), 4);
+        });
+        worker.handle("w.reason", message -> { throw new Worker.Permanent("no such reason", 1_000_000_000); });
+        worker.handle("w.odd", first(message -> { throw new StackOverflowError(); }));
         worker.handle("w.permanent", message -> { throw new Worker.Permanent("no such order", 4); });
         worker.handle("w.retry", first(message -> { throw new Worker.Retry("later", 0.2); }));
         worker.handle("w.error", first(message -> { throw new IllegalStateException(message.payload); }));
         worker.handle("w.slow", message -> slow(message, Double.parseDouble(message.payload.replaceAll("[^0-9.]", ""))));
-        worker.handle("w.timeout", first(message -> slow(message, 5)), 0.3);
+        worker.handle("w.timeout", first(message -> slow(message, 5)),
+            Double.parseDouble(env("TIMEOUT_SECONDS", "0.3")));
         worker.handle("w.stream", message -> {
             say("stream", message.payload);
             Thread.sleep(20);
-            if (message.payload.equals("3") && message.attempts == 1) throw new Worker.Retry("again", 0);
+            if (message.payload.equals("3") && message.attempts == 1) throw new Worker.Retry("again", 0.0);
             say("passed", message.payload);
         });
     }
@@ -187,6 +236,7 @@ public class Suite {
     public static void main(String[] arguments) throws Exception {
         switch (arguments[0]) {
             case "produce" -> produce();
+            case "send" -> send();
             case "drain" -> drain();
             default -> work();
         }
