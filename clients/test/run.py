@@ -1,6 +1,6 @@
 """Lead the suites of the clients through the same scenarios, on a server of their own.
 
-    run.py bindir=... folder=... [LANGUAGE...]
+    run.py bindir=... folder=... [seed=N] [only=SCENARIO,...] [LANGUAGE...]
 
 Each language has a database, and a program with three commands: produce and drain test
 themselves and print TAP; worker handles the topics w.*, and prints what happens: begin,
@@ -9,6 +9,7 @@ database: it stays when the worker is killed. Prints TAP.
 """
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ from pathlib import Path
 import psycopg
 
 from languages import LANGUAGES
+from proxy import Proxy
 from tutorials import follow
 
 TOP = Path(__file__).resolve().parents[2]
@@ -96,7 +98,8 @@ unix_socket_dir =
 auth_type = trust
 auth_file = {self.folder}/users
 pool_mode = transaction
-default_pool_size = 8
+default_pool_size = 40
+server_login_retry = 1
 ignore_startup_parameters = extra_float_digits
 logfile = {self.folder}/pgbouncer.log
 """)
@@ -117,13 +120,13 @@ logfile = {self.folder}/pgbouncer.log
 class Worker:
     """A running suite, and what it has printed."""
 
-    def __init__(self, case, port=None, **environment):
+    def __init__(self, case, port=None, command="worker", stdin=None, **environment):
         self.case = case
-        self.output = case.folder / f"worker-{case.counter}.out"
+        self.output = case.folder / f"{command}-{case.counter}.out"
         case.counter += 1
         with open(self.output, "wb") as out:
             self.process = subprocess.Popen(
-                case.language.suite + ["worker"], stdout=out, stderr=subprocess.STDOUT,
+                case.language.suite + [command], stdin=stdin, stdout=out, stderr=subprocess.STDOUT,
                 env=case.environment(port, **environment), start_new_session=True)
 
     def text(self):
@@ -146,25 +149,32 @@ class Worker:
             self.kill()
             return "killed", time.monotonic() - began
 
-    def kill(self):
-        """kill -9 of all its processes."""
+    def signal_all(self, number):
+        """A signal to all its processes."""
         try:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, number)
         except ProcessLookupError:
             pass
+
+    def kill(self):
+        self.signal_all(signal.SIGKILL)
         self.process.wait()
 
 
 class Case:
     """One language: its database, its folder, and the scenarios."""
 
-    def __init__(self, server, language, folder):
+    def __init__(self, server, language, folder, seed, database=None):
         self.server, self.language, self.folder, self.counter = server, language, folder, 0
+        self.seed = seed
+        self.database = database or language.name
         self.workers = []
         folder.mkdir()
+
+    def create_database(self):
         with psycopg.connect(self.dsn("postgres"), autocommit=True) as conn:
-            conn.execute(f'CREATE DATABASE "{language.name}"')
-        self.conn = psycopg.connect(self.dsn(), autocommit=True)
+            conn.execute(f'CREATE DATABASE "{self.database}"')
+        self.connect()
         self.conn.execute("CREATE EXTENSION outbox")
         self.conn.execute("CREATE TABLE orders (who text)")
         self.conn.execute("CREATE TABLE effects (message_id uuid, attempts int)")
@@ -172,18 +182,29 @@ class Case:
 
     def dsn(self, database=None):
         return (f"host=localhost port={self.server.port} user=postgres "
-                f"dbname={database or self.language.name}")
+                f"dbname={database or self.database}")
 
     def environment(self, port=None, **more):
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         return kept | self.language.environment | {
             "PGHOST": "localhost", "PGPORT": str(port or self.server.port), "PGUSER": "postgres",
-            "PGDATABASE": self.language.name, "LC_ALL": "C.UTF-8"} | {
+            "PGDATABASE": self.database, "LC_ALL": "C.UTF-8"} | {
             name: str(value) for name, value in more.items()}
 
     def worker(self, port=None, **environment):
         self.workers.append(Worker(self, port, **environment))
         return self.workers[-1]
+
+    def idle_worker(self, port=None, **environment):
+        """One whose claim waits on the server."""
+        worker = self.worker(port, **environment)
+        poll(self.waits)
+        return worker
+
+    def waits(self):
+        return self.value("""SELECT count(*) FROM pg_stat_activity
+                              WHERE datname = current_database() AND pid <> pg_backend_pid()
+                                AND state = 'active' AND query LIKE '%outbox.claim(%'""")
 
     def rows(self, query, *parameters):
         return self.conn.execute(query, parameters or None).fetchall()
@@ -203,6 +224,10 @@ class Case:
     def states(self, topic):
         return self.rows("""SELECT state, attempts FROM outbox.messages
                              WHERE topic = %s ORDER BY id""", topic)
+
+    def ends_of(self, ids):
+        return self.rows("""SELECT state, attempts FROM outbox.messages
+                             WHERE message_id = ANY (%s::uuid[]) ORDER BY id""", ids)
 
     def equal(self, name, got, expected):
         equal(f"{self.language.name}: {name}", got, expected)
@@ -365,7 +390,7 @@ class Case:
         self.enqueue("w.slow", '{"seconds": 60}')
         worker = self.worker(LEASE_SECONDS=3)
         worker.wait_for("begin")
-        (owner, id), = self.rows("SELECT owner_token, id FROM outbox.leases")
+        (owner, id), = self.rows("SELECT owner_token, id FROM outbox.leases WHERE topic = 'w.slow'")
         began = time.monotonic()
         thief = "00000000-0000-4000-8000-00000000000f"
         with self.conn.transaction():
@@ -398,14 +423,13 @@ class Case:
     def load(self, port=None):
         """600 messages while something happens; all must be done."""
         before = self.value("SELECT count(*) FROM effects")
-        worker = self.worker(port, LEASE_SECONDS=4)
-        worker.wait_for("event", 1, 5)
+        worker = self.idle_worker(port, LEASE_SECONDS=4)
         plain = self.enqueue("w.ok", *map(str, range(300)))
-        self.enqueue("w.tx", *map(str, range(300)))
-        return worker, plain, before
+        transacted = self.enqueue("w.tx", *map(str, range(300)))
+        return worker, plain, transacted, before
 
     def loaded(self, what, load):
-        worker, plain, before = load
+        worker, plain, _, before = load
         poll(lambda: not self.unfinished(), 60)
         self.equal(f"{what}: all is worked off", self.unfinished(), 0)
         handled = {line[0] for line in worker.lines("handled")}
@@ -416,11 +440,22 @@ class Case:
             "SELECT count(*) FROM effects GROUP BY message_id ORDER BY 1 DESC LIMIT 1"), 1)
         self.equal(f"{what}: the worker lives, and ends", self.ends(worker, 5), (0, True))
 
+    def no_errors(self, name, ids):
+        self.equal(name, self.rows(
+            """SELECT l.error, count(*) FROM outbox.attempts_log l JOIN outbox.messages m USING (id)
+                WHERE m.message_id = ANY (%s::uuid[]) GROUP BY 1""", ids), [])
+
+    def restart_server(self, mode):
+        self.server.stop(mode)
+        self.server.start()
+        self.connect()
+
+    def connect(self):
+        self.conn = psycopg.connect(self.dsn(), autocommit=True)
+
     def restart(self):
         load = self.load()
-        self.server.stop("immediate")
-        self.server.start()
-        self.conn = psycopg.connect(self.dsn(), autocommit=True)
+        self.restart_server("immediate")
         self.loaded("a crash of the server", load)
         self.check("the hook hears of reconnecting", "reconnect" in load[0].text())
 
@@ -442,14 +477,145 @@ class Case:
         poll(lambda: last[0] in load[0].text(), 5)
         self.check("through PgBouncer a waiting worker wakes up", time.monotonic() - began < 0.5)
         self.loaded("PgBouncer", load)
+        self.no_errors("no transaction failed through PgBouncer", load[2])
         self.no_leases("nothing is leased through PgBouncer")
         self.server.bouncer.kill()
         self.server.bouncer.wait()
         self.server.bouncer = None
 
+    def odd(self):
+        """What handlers say and do that others would not."""
+        odd = self.enqueue("w.odd", "x")
+        self.enqueue("w.text", "x")
+        reason = self.enqueue("w.reason", "x")
+        worker = self.worker()
+        poll(lambda: not self.unfinished("w.%"))
+        self.equal("a text is cut at 500 characters, and no error of its own", self.rows(
+            """SELECT state, left(last_error, 499) = repeat('é', 499), length(last_error), failure_reason
+                 FROM outbox.messages WHERE topic = 'w.text'"""), [("failed", True, 500, 4)])
+        self.equal("nor is a reason that there is not", self.ends_of(reason), [("failed", 1)])
+        self.equal("a handler that ends in an odd way has not succeeded", (
+            self.ends_of(odd), worker.lines("handled")), ([("done", 2)], [[odd[0], "w.odd", "2"]]))
+        self.equal("and the worker lives on", self.ends(worker), (0, True))
+
+    def outage(self):
+        """While the server is away: timeouts, leases and SIGTERM."""
+        self.enqueue("w.slow", '{"seconds": 60}')
+        self.enqueue("w.slow", '{"seconds": 0.6}')
+        self.enqueue("w.timeout", "x")
+        worker = self.worker(LEASE_SECONDS=4, TIMEOUT_SECONDS=2, SHUTDOWN_SECONDS=1)
+        worker.wait_for("begin", 3)
+        began = time.monotonic()
+        self.server.stop("fast")
+        worker.wait_for("cancelled", 1, 20)
+        self.check("a handler is cancelled that takes too long while the server is away",
+                   time.monotonic() - began < 4.8, time.monotonic() - began)
+        worker.wait_for("cancelled", 2, 20)
+        self.check("and one whose lease ends meanwhile",
+                   time.monotonic() - began < 10, (time.monotonic() - began, worker.text()))
+        code, took = worker.terminate()
+        self.check("SIGTERM is obeyed without the server", code != "killed" and took < 8, (code, took))
+        self.server.start()
+        self.connect()
+        # what nobody could acknowledge comes again
+        worker = self.worker(LEASE_SECONDS=4)
+        self.conn.execute("SELECT outbox.purge_topic('w.slow')")
+        poll(lambda: not self.unfinished("w.timeout"))
+        self.equal("and the next worker goes on", self.unfinished("w.timeout"), 0)
+        worker.kill()
+        self.conn.execute("SELECT outbox.release(owner_token) FROM outbox.leases")
+        self.conn.execute("SELECT outbox.purge_topic('w.slow')")
+
+    def idle(self):
+        """The server restarts while nothing happens."""
+        worker = self.worker(LEASE_SECONDS=30)
+        self.enqueue("w.tx", *map(str, range(20)))
+        poll(lambda: not self.unfinished("w.tx") and self.waits())
+        self.restart_server("fast")
+        poll(self.waits)
+        ids = self.enqueue("w.tx", *map(str, range(20)))
+        poll(lambda: not self.unfinished("w.tx"))
+        self.equal("connections that broke while they were idle fail no message", self.ends_of(ids),
+                   [("done", 1)] * 20)
+        self.no_errors("nor is an error recorded", ids)
+        self.equal("and it ends", self.ends(worker), (0, True))
+
+    def orphan(self):
+        """kill -9 of nothing but the main process, while it waits for messages."""
+        worker = self.idle_worker()
+        worker.process.kill()
+        worker.process.wait()
+        late = self.enqueue("w.ok", "x")
+        other = self.worker()
+        began = time.monotonic()
+        poll(lambda: not self.unfinished("w.ok"), 40)
+        self.check("what a killed worker waited for, another one has at once",
+                   time.monotonic() - began < 4 and late[0] in other.text(), time.monotonic() - began)
+        worker.kill()
+        self.equal("which ends", self.ends(other), (0, True))
+
+    def pause(self):
+        """SIGSTOP past the end of the lease."""
+        slow = self.enqueue("w.slow", '{"seconds": 60}')
+        worker = self.worker(LEASE_SECONDS=2)
+        worker.wait_for("begin")
+        worker.signal_all(signal.SIGSTOP)
+        thief = "00000000-0000-4000-8000-00000000000f"
+        poll(lambda: self.value("SELECT count(*) FROM outbox.claim(%s, topics => '{w.slow}', lease_seconds => 60)", thief))
+        worker.signal_all(signal.SIGCONT)
+        began = time.monotonic()
+        worker.wait_for("cancelled", 1, 10)
+        self.check("a worker that was stopped notices that another has its message",
+                   len(worker.lines("cancelled")) == 1 and time.monotonic() - began < 1.5, worker.text())
+        self.equal("and leaves it alone", self.value("SELECT sum(outbox.ack_one(%s, id)) FROM outbox.leases", thief), 1)
+        # its claim may have got the message once more while it was stopped
+        self.equal("also if it was claimed for it again", len(worker.lines("begin")), 1)
+        self.equal("the message is done", [row[0] for row in self.ends_of(slow)], ["done"])
+        self.equal("it ends", self.ends(worker), (0, True))
+
+    def cut(self):
+        """Replies are lost: the server has done what was asked, and the worker does not know."""
+        proxy = Proxy(self.server.port, self.seed)
+        stream = "00000000-0000-4000-8000-000000000002"
+        worker = self.idle_worker(proxy.port, CONCURRENCY=1)
+
+        def lose(request, topic, *payloads, **options):
+            proxy.lose_reply(request)
+            began = time.monotonic()
+            ids = self.enqueue(topic, *payloads, **options)
+            poll(lambda: not self.unfinished(topic))
+            self.check(f"the reply to {request.decode()} was lost", proxy.lost.wait(5))
+            self.check("and it takes no lease's time to go on", time.monotonic() - began < 8, time.monotonic() - began)
+            return ids
+
+        ids = lose(b"outbox.claim(", "w.stream", "1", "2", "4", stream_id=stream)
+        self.equal("what was claimed without an answer is before what comes after it in its stream", [
+            tuple(words) for words in re.findall(r"^(stream|passed) (\d)", worker.text(), re.M)],
+            [(word, number) for number in "124" for word in ("stream", "passed")])
+        self.equal("and it is no attempt", self.ends_of(ids), [("done", 1)] * 3)
+        ids = lose(b"outbox.ack(", "w.ok", "x")
+        self.equal("an ack is repeated, the handler is not", (
+            self.ends_of(ids), len(worker.lines("handled"))), ([("done", 1)], 1))
+        before = self.value("SELECT count(*) FROM effects")
+        lose(b"commit", "w.tx", "x")
+        self.equal("a commit without an answer is not done twice",
+                   self.value("SELECT count(*) FROM effects") - before, 1)
+        ids = lose(b"outbox.nack_one(", "w.retry", "x")
+        self.equal("handing back twice is once", self.ends_of(ids), [("done", 2)])
+        self.equal("it ends in spite of that", self.ends(worker), (0, True))
+        self.no_leases("nothing is leased in spite of lost replies")
+        worker = self.idle_worker(proxy.port)
+        proxy.crumbs = True
+        self.enqueue("w.ok", *map(str, range(60)))
+        poll(lambda: not self.unfinished("w.ok"))
+        self.equal("replies may come in crumbs", self.unfinished("w.ok"), 0)
+        self.equal("it ends then, too", self.ends(worker), (0, True))
+        proxy.close()
+
     def run(self, only):
-        scenarios = only or ["drain", "produce", "subscription", "work", "stop", "kill", "rob",
-                             "restart", "terminate", "bouncer", "tutorial"]
+        self.create_database()
+        scenarios = only or ["drain", "produce", "subscription", "work", "stop", "kill", "orphan", "rob", "odd",
+                             "pause", "cut", "outage", "idle", "restart", "terminate", "bouncer", "tutorial"]
         for name in scenarios:
             if name in self.language.without:
                 continue
@@ -477,15 +643,17 @@ def main():
     if wrong := set(names) - set(LANGUAGES):
         sys.exit(f"there is no client called {', '.join(sorted(wrong))}")
     folder = Path(settings["folder"])
+    seed = settings.get("seed") or str(random.randrange(1000000))
+    print(f"# seed={seed}", flush=True)
+    only = settings["only"].split(",") if "only" in settings else []
     server = Server(settings["bindir"], folder, int(settings.get("port", 5432)))
     try:
-        for name in names:
-            language = LANGUAGES[name](TOP / "clients", folder)
-            Case(server, language, folder / name).run(
-                settings["only"].split(",") if "only" in settings else [])
+        languages = [LANGUAGES[name](TOP / "clients", folder) for name in names]
+        for language in languages:
+            Case(server, language, folder / language.name, seed).run(only)
     finally:
         server.end()
-    print(f"1..{sum(numbers.values())}")
+    print(f"1..{sum(numbers.values())}\n{numbers['ok']} passed, {numbers['failed']} failed")
     sys.exit(1 if numbers["failed"] else 0)
 
 
