@@ -1,6 +1,7 @@
 """Lead the suites of the clients through the same scenarios, on a server of their own.
 
-    run.py bindir=... folder=... [seed=N] [only=SCENARIO,...] [LANGUAGE...]
+    run.py bindir=... folder=... [seed=N] [only=SCENARIO,...] [batches=N] [kills=N] [restarts=N]
+           [LANGUAGE...]
 
 Each language has a database, and a program with three commands: produce and drain test
 themselves and print TAP; worker handles the topics w.*, and prints what happens: begin,
@@ -23,6 +24,7 @@ import psycopg
 
 from languages import LANGUAGES
 from proxy import Proxy
+from together import DATABASE, Together
 from tutorials import follow
 
 TOP = Path(__file__).resolve().parents[2]
@@ -194,6 +196,10 @@ class Case:
     def worker(self, port=None, **environment):
         self.workers.append(Worker(self, port, **environment))
         return self.workers[-1]
+
+    def sender(self, port=None):
+        """A producer, which takes what it is to send from its standard input."""
+        return Worker(self, port, "send", subprocess.PIPE)
 
     def idle_worker(self, port=None, **environment):
         """One whose claim waits on the server."""
@@ -620,6 +626,8 @@ class Case:
             if name in self.language.without:
                 continue
             began = time.monotonic()
+            if name == "together":
+                continue
             try:
                 if name == "drain":
                     self.by_itself("drain")
@@ -637,6 +645,13 @@ class Case:
             print(f"# {self.language.name}: {name} took {time.monotonic() - began:.1f} s", flush=True)
 
 
+def run_together(server, languages, folder, seed, settings):
+    folder.mkdir()
+    cases = {language.name: Case(server, language, folder / language.name, seed, DATABASE) for language in languages}
+    next(iter(cases.values())).create_database()
+    Together(server, cases, folder, seed, settings, report).run(poll)
+
+
 def main():
     settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     names = [word for word in sys.argv[1:] if "=" not in word] or list(LANGUAGES)
@@ -650,7 +665,10 @@ def main():
     try:
         languages = [LANGUAGES[name](TOP / "clients", folder) for name in names]
         for language in languages:
-            Case(server, language, folder / language.name, seed).run(only)
+            if only != ["together"]:
+                Case(server, language, folder / language.name, seed).run(only)
+        if not only or "together" in only:
+            run_together(server, languages, folder / "together", seed, settings)
     finally:
         server.end()
     print(f"1..{sum(numbers.values())}\n{numbers['ok']} passed, {numbers['failed']} failed")
