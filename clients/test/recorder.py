@@ -28,7 +28,7 @@ from workers import leases  # pylint: disable=wrong-import-position
 SSL, GSS, CANCEL = 80877103, 80877104, 80877102
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 CALL = re.compile(r"outbox\.(claim|ack|ack_one|nack_one|fail_one|renew_one|release_one|release"
-                  r"|enqueue|enqueue_batch)\s*\(")
+                  r"|enqueue|enqueue_batch|publish|publish_batch)\s*\(")
 HELD = re.compile(r"unnest\(")
 TOKEN = re.compile(r"(?P<name>\w+)\s*=>|(?P<escape>E?)'(?P<text>(?:[^']|'')*)'|\$(?P<number>\d+)"
                    r"|(?P<null>NULL)\b|(?P<mark>[(),])|\w+|.", re.S)
@@ -36,7 +36,8 @@ PARAMETERS = {
     "claim": "owner lease batch namespace topics tenant max_attempts wait subscription",
     "ack_one": "owner id attempt", "nack_one": "owner id error delay attempt",
     "fail_one": "owner id error reason attempt", "release": "owner ids",
-    "renew_one": "owner id lease attempt", "enqueue": "topic payload", "enqueue_batch": "messages"}
+    "renew_one": "owner id lease attempt", "enqueue": "topic payload", "enqueue_batch": "messages",
+    "publish": "topic payload", "publish_batch": "messages"}
 UNITS = {"us": 1e-3, "microseconds": 1e-3, "ms": 1, "milliseconds": 1, "s": 1e3, "": 1e3, "secs": 1e3,
          "second": 1e3, "seconds": 1e3}
 INTEGERS = {20: ">q", 21: ">h", 23: ">i"}
@@ -151,10 +152,12 @@ class Notes:
             self.write(call, "work", {"tags": [Notes.tags.get(message_id, message_id)]})
 
     tags = {}       # message_id -> tag
+    stores = {}     # id -> what the history calls its store: @ and the subscription of a delivery
 
     def claim(self, call, given):
-        lease = int(given["lease"])
-        args = {"owner": str(uuid.UUID(given["owner"])), "store": "", "lease": lease,
+        lease, subscription = int(given["lease"]), given.get("subscription")
+        args = {"owner": str(uuid.UUID(given["owner"])), "store": f"@{subscription}" if subscription else "",
+                "lease": lease, **({"subscription": subscription} if subscription else {}),
                 "batch": int(given["batch"]), "wait": int(given["wait"] or 0),
                 "topics": items(given["topics"]) or None, "namespace": None, "tenant": None}
         rows = [(int(row["id"]), row["payload"], int(row["attempts"]),
@@ -163,12 +166,14 @@ class Notes:
                  row.get("tenant_id")) for row in call.rows]
         found = leases(rows, lease)
         Notes.tags.update((entry[5], entry[1]) for entry in found)
+        Notes.stores.update((entry[0], args["store"]) for entry in found)
         self.write(call, "claim", args, found)
 
     def settle(self, call, op, messages, changed, **more):
         """One call for each owner. changed says for each message whether it was; or whether all were."""
-        for owner in dict.fromkeys(message[0] for message in messages):
-            mine = [place for place, message in enumerate(messages) if message[0] == owner]
+        for owner, store in dict.fromkeys((message[0], Notes.stores.get(message[1], "")) for message in messages):
+            mine = [place for place, message in enumerate(messages)
+                    if (message[0], Notes.stores.get(message[1], "")) == (owner, store)]
             result = None
             if isinstance(changed, list) and not call.error:
                 # those that were not changed need no note
@@ -177,7 +182,7 @@ class Notes:
             elif changed is not None and not call.error:
                 result = len(mine) if changed else 0
             if mine:
-                self.write(call, op, {"owner": owner, "store": "", "ids": [messages[place][1] for place in mine],
+                self.write(call, op, {"owner": owner, "store": store, "ids": [messages[place][1] for place in mine],
                                       "attempts": [messages[place][2] for place in mine], **more}, result)
 
     def first(self, call):
@@ -217,14 +222,24 @@ class Notes:
     def made(self, call, op, messages):
         noted = [{"tag": read_payload(message["payload"])[0], "topic": message["topic"], "namespace": "default",
                   "stream": message.get("stream_id")} for message in messages]
-        result = [[row.get("message_id") or next(iter(row.values())), row.get("enqueued") != "f"] for row in call.rows]
-        self.write(call, op, {"messages": noted}, result)
+        ids = [row.get("message_id") or next(iter(row.values())) for row in call.rows]
+        if op.startswith("publish"):
+            self.write(call, op, {"published": noted}, ids)
+        else:
+            self.write(call, op, {"messages": noted}, [
+                [message_id, row.get("enqueued") != "f"] for message_id, row in zip(ids, call.rows)])
 
     def enqueue(self, call, given):
         self.made(call, "enqueue", [given])
 
     def enqueue_batch(self, call, given):
         self.made(call, "enqueue_batch", json.loads(given["messages"]))
+
+    def publish(self, call, given):
+        self.made(call, "publish", [given])
+
+    def publish_batch(self, call, given):
+        self.made(call, "publish_batch", json.loads(given["messages"]))
 
 
 class Reader:

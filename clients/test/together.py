@@ -1,9 +1,9 @@
 """All clients at once: they work in one database, while they are killed and the server restarts.
 
-Each client has a worker and a producer. The recorder stands before the server and before
-PgBouncer and notes what they call; the history checker (../../test/history) then decides
-whether that was right: nothing is lost or doubled, no two leases overlap, what comes too late
-changes nothing, and each message ends once.
+Each client has a worker for messages, one for a subscription, and a producer. The recorder
+stands before the server and before PgBouncer and notes what they call; the history checker
+(../../test/history) then decides whether that was right: nothing is lost or doubled, no two
+leases overlap, what comes too late changes nothing, and each message ends once.
 """
 
 import json
@@ -20,10 +20,12 @@ from psycopg.types.string import TextLoader
 HISTORY = Path(__file__).resolve().parents[2] / "test/history"
 sys.path.insert(0, str(HISTORY))
 from final import FINAL  # pylint: disable=wrong-import-position
-from plan import BACKOFF_BASE, BACKOFF_MAX, MAX_ATTEMPTS, payload  # pylint: disable=wrong-import-position
+from plan import BACKOFF_BASE, BACKOFF_MAX, MAX_ATTEMPTS, SUBSCRIPTIONS, payload  # pylint: disable=wrong-import-position
 from record import OK, Recorder  # pylint: disable=wrong-import-position
 
 TOPICS = {"w.ok": 40, "w.tx": 25, "w.stream": 16, "w.retry": 8, "w.error": 6, "w.permanent": 3, "w.timeout": 2}
+PUBLISHED = ("pub.a", "pub.a", "pub.b.x", "pub.d.y")
+SUBSCRIBED = ("all", "again")       # of the history's subscriptions those that want something of it
 SETUP = """
 CREATE SCHEMA app;
 CREATE TABLE app.handled (tag text);
@@ -55,6 +57,8 @@ class Together:
         conn.execute(SETUP)
         for topic in TOPICS:
             conn.execute("SELECT outbox.configure_topic(%s, max_attempts => %s)", [topic, MAX_ATTEMPTS])
+        for name in SUBSCRIBED:
+            conn.execute("SELECT outbox.subscribe(%s, %s)", [name, [SUBSCRIPTIONS[name][0]]])
         for name, value in (("backoff_base", BACKOFF_BASE), ("backoff_max", BACKOFF_MAX)):
             conn.execute(f"ALTER DATABASE {DATABASE} SET outbox.{name} = '{value}ms'")
         errors = open(self.folder / "recorder.err", "wb")
@@ -77,28 +81,33 @@ class Together:
         """Lines for a producer: how a transaction ends, and what is in it."""
         for batch in range(self.batches):
             words = ["rollback" if self.chance.random() < 0.1 else "commit"]
+            published = self.chance.random() < 0.2
             for place in range(self.chance.randrange(1, 12)):
-                topic = self.chance.choices(list(TOPICS), TOPICS.values())[0]
-                stream = (f"00000000-0000-4000-8000-{self.chance.randrange(12):012}" if topic == "w.stream" else "-")
+                topic = (self.chance.choice(PUBLISHED) if published
+                         else self.chance.choices(list(TOPICS), TOPICS.values())[0])
+                ordered = topic == "w.stream" or published and self.chance.random() < 0.3
+                stream = f"00000000-0000-4000-8000-{self.chance.randrange(12):012}" if ordered else "-"
                 words.append(f"{topic},{payload(f'{name}.{batch}.{place}', self.chance.choice((0, 0, 50)))},{stream}")
             yield " ".join(words) + "\n"
 
     # the processes
 
-    def start_worker(self, name):
-        # the language is the same, the way there is another one each time
-        self.workers[name] = self.cases[name].worker(self.chance.choice(self.ports[name]), LEASE_SECONDS=4)
+    def start_worker(self, key):
+        """(client, subscription, or '' for messages). The way there is another one each time."""
+        name, subscription = key
+        more = {"SUBSCRIPTION": subscription} if subscription else {}
+        self.workers[key] = self.cases[name].worker(self.chance.choice(self.ports[name]), LEASE_SECONDS=4, **more)
 
     def start_producer(self, name):
         self.producers[name] = self.cases[name].sender(self.chance.choice(self.ports[name]))
 
     def tend(self):
         """Start workers again that have ended. Only those may that could not connect at all."""
-        for name, worker in self.workers.items():
+        for key, worker in self.workers.items():
             if worker.process.poll() is not None:
-                if "event" in worker.text():
-                    self.ended.append((name, worker.process.returncode, worker.text()[-1500:]))
-                self.start_worker(name)
+                if worker.lines("event"):
+                    self.ended.append((*key, worker.process.returncode, worker.text()[-1500:]))
+                self.start_worker(key)
 
     def feed(self, share):
         """Give the producers their lines, up to a share of all."""
@@ -117,13 +126,13 @@ class Together:
         self.faults.end(number, OK)
 
     def kill(self):
-        name = self.chance.choice(sorted(self.cases))
         several, start = self.chance.choice(((self.workers, self.start_worker),) * 3
                                             + ((self.producers, self.start_producer),))
+        key = self.chance.choice(sorted(several))
 
         def work():
-            several[name].kill()
-            start(name)
+            several[key].kill()
+            start(key)
         self.note_fault("kill", "kill_client", work)
         self.counts["kills"] += 1
 
@@ -140,8 +149,11 @@ class Together:
 
     def load(self):
         self.lines = {name: list(self.plan(name)) for name in self.cases}
-        for name in self.cases:
-            self.start_worker(name)
+        for place, name in enumerate(self.cases):
+            self.start_worker((name, ""))
+            self.start_worker((name, SUBSCRIBED[place % 2]))
+            if len(self.cases) == 1:
+                self.start_worker((name, SUBSCRIBED[1]))
             self.start_producer(name)
         faults = [self.kill] * self.kills + [self.restart] * self.restarts
         self.chance.shuffle(faults)
@@ -167,7 +179,7 @@ class Together:
 
         def empty():
             self.tend()
-            return self.rows("SELECT count(*) FROM outbox.queue")[0][0] == 0
+            return self.rows("SELECT NOT (EXISTS (SELECT FROM outbox.queue) OR outbox._publishes_later())")[0][0]
         self.report("together: all is worked off", poll(empty, 120),
                     self.rows("SELECT topic, state, count(*) FROM outbox.messages GROUP BY 1, 2"))
         poll(lambda: self.rows("""SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
@@ -176,7 +188,7 @@ class Together:
         # docs/clients.md says what postgres.js does
         ended = [end for end in self.ended if end[0] != "postgresjs"]
         self.report("together: no worker ends by itself", not ended, ended)
-        ended = {name: worker.terminate() for name, worker in self.workers.items()}
+        ended = {key: worker.terminate() for key, worker in self.workers.items()}
         self.report("together: the workers end well", all(code == 0 for code, _ in ended.values()), ended)
         number = self.keeper.begin(DATABASE, "final", "", {})
         self.keeper.end(number, OK, {name: self.rows(query) for name, query in FINAL.items()})
@@ -191,10 +203,11 @@ class Together:
         for name in self.cases:
             text = "".join(path.read_text() for path in self.histories.glob(f"{name}.*"))
             counts[name] = {op: text.count(f'"{op}"') for op in
-                            ("claim", "ack", "renew", "nack", "work", "commit", "enqueue_batch")}
+                            ("claim", "ack", "renew", "nack", "work", "commit", "enqueue_batch", "publish_batch")}
             print(f"# {name}: " + ", ".join(f"{count} {op}" for op, count in counts[name].items()), flush=True)
         self.report("together: each has produced and worked", all(
-            row[op] for row in counts.values() for op in ("claim", "ack", "work", "enqueue_batch")), counts)
+            row[op] for row in counts.values()
+            for op in ("claim", "ack", "work", "enqueue_batch", "publish_batch")), counts)
 
     @staticmethod
     def checked(folder):

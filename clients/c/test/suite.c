@@ -120,6 +120,7 @@ send_lines(void)
 				   *how = strtok_r(line, " \n", &rest),
 				   *word;
 		int			count = 0;
+		bool		published;
 
 		while ((word = strtok_r(NULL, " \n", &rest)))
 		{
@@ -132,8 +133,10 @@ send_lines(void)
 		if (PQstatus(conn) != CONNECTION_OK)
 			PQreset(conn);
 		PQclear(PQexec(conn, "BEGIN"));
-		if (outbox_enqueue(conn, messages[0].topic, messages[0].payload, &messages[0].options, NULL) &&
-			outbox_enqueue_batch(conn, messages + 1, count - 1, results))
+		published = strncmp(messages[0].topic, "pub.", 4) == 0;
+		if ((published ? outbox_publish : outbox_enqueue) (conn, messages[0].topic, messages[0].payload,
+															&messages[0].options, NULL) &&
+			(published ? outbox_publish_batch : outbox_enqueue_batch) (conn, messages + 1, count - 1, results))
 			PQclear(PQexec(conn, how));
 		else
 		{

@@ -131,11 +131,14 @@ func sendAll(ctx context.Context, db *sql.DB, how string, messages []outbox.New)
 		return err
 	}
 	defer tx.Rollback()
-	first := messages[0]
-	if _, err = outbox.Enqueue(ctx, tx, first.Topic, first.Payload, &first.Options); err != nil {
+	first, one, many := messages[0], outbox.Enqueue, outbox.EnqueueBatch
+	if strings.HasPrefix(first.Topic, "pub.") {
+		one, many = outbox.Publish, outbox.PublishBatch
+	}
+	if _, err = one(ctx, tx, first.Topic, first.Payload, &first.Options); err != nil {
 		return err
 	}
-	if _, err = outbox.EnqueueBatch(ctx, tx, messages[1:]); err != nil || how == "rollback" {
+	if _, err = many(ctx, tx, messages[1:]); err != nil || how == "rollback" {
 		return err
 	}
 	return tx.Commit()

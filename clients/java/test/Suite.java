@@ -105,8 +105,13 @@ public class Suite {
                     conn.setAutoCommit(false);
                 }
                 New first = messages.remove(0);
-                Outbox.enqueue(conn, first.topic(), first.payload(), first.options());
-                Outbox.enqueueBatch(conn, messages);
+                if (first.topic().startsWith("pub.")) {
+                    Outbox.publish(conn, first.topic(), first.payload(), first.options());
+                    Outbox.publishBatch(conn, messages);
+                } else {
+                    Outbox.enqueue(conn, first.topic(), first.payload(), first.options());
+                    Outbox.enqueueBatch(conn, messages);
+                }
                 if (words[0].equals("commit")) conn.commit();
                 else conn.rollback();
             } catch (SQLException error) {

@@ -105,9 +105,11 @@ async function send() {
       session ??= await open()
       session.conn.on?.('error', () => { session = undefined })
       const { topic, payload, ...options } = messages[0]
+      const [one, many] = topic.startsWith('pub.') ? [outbox.publish, outbox.publishBatch]
+        : [outbox.enqueue, outbox.enqueueBatch]
       await session.transaction(async (tx) => {
-        await outbox.enqueue(tx, topic, payload, options)
-        await outbox.enqueueBatch(tx, messages.slice(1))
+        await one(tx, topic, payload, options)
+        await many(tx, messages.slice(1))
         if (how === 'rollback') throw new Error('no')
       })
     } catch (raised) {

@@ -78,8 +78,10 @@ sub send_lines
 			$dbh //= $connect->();
 			$dbh->begin_work;
 			my %first = %{ shift @messages };
-			Outbox::enqueue($dbh, delete @first{qw(topic payload)}, %first);
-			Outbox::enqueue_batch($dbh, \@messages);
+			my ($one, $many) = $first{topic} =~ /^pub\./ ? (\&Outbox::publish, \&Outbox::publish_batch)
+			  : (\&Outbox::enqueue, \&Outbox::enqueue_batch);
+			$one->($dbh, delete @first{qw(topic payload)}, %first);
+			$many->($dbh, \@messages);
 			$how eq 'commit' ? $dbh->commit : $dbh->rollback;
 			1;
 		};

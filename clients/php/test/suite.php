@@ -81,8 +81,11 @@ function send(): void
         try {
             $pdo ??= connect();
             $pdo->beginTransaction();
-            enqueue($pdo, ...array_shift($messages));
-            enqueue_batch($pdo, $messages);
+            $first = array_shift($messages);
+            [$one, $many] = str_starts_with($first['topic'], 'pub.') ? [publish(...), publish_batch(...)]
+                : [enqueue(...), enqueue_batch(...)];
+            $one($pdo, ...$first);
+            $many($pdo, $messages);
             $how === 'commit' ? $pdo->commit() : $pdo->rollBack();
         } catch (PDOException $error) {
             say('failed', $error->getCode());

@@ -72,18 +72,21 @@ def lines():
         for message in messages:
             if message["stream_id"] == "-":
                 del message["stream_id"]
-        yield how, messages
+        published = messages[0]["topic"].startswith("pub.")
+        one, many = ((outbox.publish, outbox.publish_batch) if published
+                     else (outbox.enqueue, outbox.enqueue_batch))
+        yield how, one, many, messages
 
 
 def send():
     conn = psycopg.connect("", autocommit=True)
-    for how, messages in lines():
+    for how, one, many, messages in lines():
         try:
             if conn.closed:
                 conn = psycopg.connect("", autocommit=True)
             with conn.transaction() as tx:
-                outbox.enqueue(conn, **messages[0])
-                outbox.enqueue_batch(conn, messages[1:])
+                one(conn, **messages[0])
+                many(conn, messages[1:])
                 if how == "rollback":
                     raise psycopg.Rollback(tx)
         except psycopg.Error as error:

@@ -44,13 +44,13 @@ async def produce():
 
 async def send():
     conn = await psycopg.AsyncConnection.connect("", autocommit=True)
-    for how, messages in lines():
+    for how, one, many, messages in lines():
         try:
             if conn.closed:
                 conn = await psycopg.AsyncConnection.connect("", autocommit=True)
             async with conn.transaction() as tx:
-                await outbox.enqueue(conn, **messages[0])
-                await outbox.enqueue_batch(conn, messages[1:])
+                await one(conn, **messages[0])
+                await many(conn, messages[1:])
                 if how == "rollback":
                     raise psycopg.Rollback(tx)
         except psycopg.Error as error:

@@ -65,8 +65,9 @@ def send_lines
     conn ||= PG.connect
     conn.exec("BEGIN")
     first = messages.shift
-    Outbox.enqueue(conn, first[:topic], first[:payload], stream_id: first[:stream_id])
-    Outbox.enqueue_batch(conn, messages)
+    verb = first[:topic].start_with?("pub.") ? "publish" : "enqueue"
+    Outbox.public_send(verb, conn, first[:topic], first[:payload], stream_id: first[:stream_id])
+    Outbox.public_send("#{verb}_batch", conn, messages)
     conn.exec(how)
   rescue PG::Error => e
     say("failed", e.class)
