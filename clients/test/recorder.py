@@ -350,18 +350,18 @@ class Connection:
         elif kind == b"D" and call:
             self.row(call, body)
         elif kind in (b"C", b"I", b"s") and call:
+            # what is no transaction of its own commits only now, before the answer that it is ready
             call.tag = strings(body, 5, 1)[0] if kind == b"C" else ""
-            self.notes.note(call)
             self.place += 1
         elif kind == b"E":
             fields = {field[:1]: field[1:].decode("utf-8", "replace") for field in body[5:].split(b"\0") if field}
             # what is behind it in its group is not done either
             for one in calls[self.place:]:
                 one.error = [fields[b"C"], fields[b"M"]]
-                self.notes.note(one)
             self.place = len(calls)
         elif kind == b"Z" and self.groups:
-            self.groups.popleft()
+            for one in self.groups.popleft():
+                self.notes.note(one)
             self.place = 0
 
     def row(self, call, body):
@@ -376,10 +376,9 @@ class Connection:
     def broken(self):
         """What has no answer now never has one."""
         for calls in self.groups:
-            for call in calls[self.place:]:
-                call.error, call.rows = ["", ""], []
+            for call in calls:
+                call.error, call.rows = call.error or ["", ""], []
                 self.notes.note(call)
-            self.place = 0
         self.groups.clear()
 
 
