@@ -126,7 +126,8 @@ SELECT component, ok, status::integer - :gone_before AS more, detail ~ 'sv/many1
 SELECT outbox.ack_one(:a, :gone);
 SELECT count(*), outbox.redrive(namespace => 'sv', topic => 'sv.x') AS back FROM outbox.dead_letters WHERE subscription = 'many1';
 CALL outbox.maintain();
-SELECT component, ok, status::integer - :gone_before AS more, coalesce(detail ~ 'sv/many1', false) AS names_it FROM outbox.status() WHERE component ~ '^subscriptions that';
+-- those of other tests may be gone by now as well
+SELECT component, ok, status::integer <= :gone_before AS no_more, coalesce(detail ~ 'sv/many1', false) AS names_it FROM outbox.status() WHERE component ~ '^subscriptions that';
 SELECT gate, passed, regexp_replace(detail, 'message \d+', 'message N') FROM outbox.explain_message(:'px') WHERE gate ~ 'many1"';
 
 -- a replay, and its place
