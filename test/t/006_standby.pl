@@ -44,7 +44,7 @@ is_deeply([ claim($dbh, $anna, 'line', 2) ], [ 1, 2 ], 'two of a stream');
 
 my $replica = connect_to($standby);
 ok(value($replica, 'SELECT pg_is_in_recovery()'), 'the other is a standby');
-for my $what ('outbox.messages', '(SELECT id, topic, attempts, leased_at, locked_until, owner_token, stream_id FROM outbox.leases)', '(SELECT id, topic, reason_name, failed_at, last_error, payload FROM outbox.dead_letters)', 'outbox.stream_heads', '(SELECT namespace, topic, ready, leased, dead FROM outbox.topic_stats)')
+for my $what ('outbox.messages', '(SELECT id, topic, attempts, leased_at, locked_until, owner_token, stream_id FROM outbox.leases)', '(SELECT id, topic, reason_name, failed_at, last_error, payload FROM outbox.dead_letters)', '(SELECT id, leased_at, owner_token FROM outbox.oldest_leases(4))', 'outbox.stream_heads', '(SELECT namespace, topic, ready, leased, dead FROM outbox.topic_stats)')
 {
 	is_deeply([ map { $_->[0] } $replica->selectall_array("SELECT r::text FROM $what r ORDER BY 1") ],
 		[ map { $_->[0] } $dbh->selectall_array("SELECT r::text FROM $what r ORDER BY 1") ], "the same $what");
@@ -55,7 +55,7 @@ like(value($replica, 'SELECT outbox.metrics()'), qr/^outbox_topic_ready\{.*# EOF
 is_deeply([ $replica->selectall_array("SELECT name FROM outbox.alerts() WHERE severity = 'critical'") ], [], 'and alerts(), which miss no worker here');
 
 # --- writing: every function but those that only read
-my %reads = map { $_ => 1 } qw(status status_name join_status_name reason_name explain_message trace route_store route alerts metrics metric_samples);
+my %reads = map { $_ => 1 } qw(status status_name join_status_name reason_name explain_message trace oldest_leases route_store route alerts metrics metric_samples);
 my @functions = map { $_->[0] } $dbh->selectall_array(<<'Q');
 SELECT p.proname || '(' || coalesce((SELECT string_agg(format('%s => %s::%s', a.name,
            CASE WHEN a.type = 'regrole'::regtype THEN '''pg_monitor'''
