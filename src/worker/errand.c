@@ -36,7 +36,7 @@ typedef struct Errand
 	Oid			roleid;
 	bool		done;
 	int			sqlerrcode;
-	char		message[1024];
+	char		message[8192];	/* has room for the report of _cron_report */
 	char		hint[256];
 	char		statement[FLEXIBLE_ARRAY_MEMBER];
 } Errand;

@@ -264,6 +264,13 @@ SKIP:
 	$dbh->do('ALTER DATABASE postgres RESET default_transaction_read_only');
 	$shop->do('ALTER DATABASE shop RESET default_transaction_read_only');
 	status_is_over($_, 'jobs') for $dbh, $shop;
+	# many of them, known in another database
+	$shop->do("SELECT outbox.create_or_update_job('many ' || i, 'job', '0 3 29 2 *') FROM generate_series(1, 60) i");
+	my $in_cron = connect_to($plain);
+	$in_cron->do("INSERT INTO cron.job_run_details (jobid, runid, database, status, start_time, end_time) SELECT jobid, nextval('cron.runid_seq'), database, 'failed', now(), now() FROM cron.job WHERE jobname ~ 'many'");
+	is($in_cron->do("UPDATE cron.job SET jobname = 'renamed ' || jobname WHERE jobname ~ 'many [1-5]\$'"), 5, 'five have lost their name');
+	$in_cron->disconnect;
+	status_says($shop, 'jobs', '5 not scheduled, 55 failing pg_cron does not know: many 1, many 2, many 3, many 4, many 5; the last run has failed: many 10 at .*, many 14 at [^,]*, [.][.][.] ');
 	$shop->disconnect;
 	$plain->stop;
 	$dbh->do("SELECT cron.unschedule('outbox:postgres:rare')");
