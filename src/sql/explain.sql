@@ -150,7 +150,7 @@ RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT format('the worker of role %s is busy since %s (process %s, %s)', role,
+    SELECT format('the worker of role %s has been busy since %s (process %s, %s)', role,
                   date_trunc('second', a.query_start), a.pid, a.query)
       FROM pg_stat_activity a
      WHERE a.backend_type = 'outbox worker'

@@ -262,10 +262,11 @@ BEGIN
                      'Workers are started by the launcher: see the server log, and check '
                      'max_worker_processes. A standby has none.'
                  WHEN workers.failing_here = 0 AND workers.waiting > 0 THEN
-                     'All workers are busy: increase outbox.max_workers, or end what keeps them.'
+                     'All workers are busy: increase outbox.max_workers, or end what keeps '
+                     'them busy.'
                  WHEN workers.failing_here = 0 THEN
                      'The worker hangs: see its row of pg_stat_activity, and '
-                     'pg_blocking_pids(pid). pg_terminate_backend(pid) has another one start.'
+                     'pg_blocking_pids(pid). After pg_terminate_backend(pid) another one starts.'
                  ELSE 'See the server log, and check max_worker_processes.' END;
     RETURN NEXT;
     RETURN QUERY

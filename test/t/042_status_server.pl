@@ -216,7 +216,7 @@ if (-e (run_command([ 'pg_config', '--sharedir' ]))[0] . '/extension/pg_cron.con
 	my $behind = value($dbh, "SELECT outbox.enqueue('anna too', 'x')");
 	my $waiting = value($dbh, "SELECT outbox.enqueue('berta', 'x')");
 	gate_says($dbh, $waiting, 'handler is called', '^the worker of role berta waits for its turn; outbox.max_handler_workers is 1$');
-	gate_says($dbh, $behind, 'handler is called', '^the worker of role anna is busy since .*\(process \d+, outbox: handler .*anna');
+	gate_says($dbh, $behind, 'handler is called', '^the worker of role anna has been busy since .*\(process \d+, outbox: handler .*anna');
 	$dbh->do("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE backend_type = 'outbox worker' AND usename = 'anna'");
 	ok(poll(sub { count_of($dbh, "outbox.queue WHERE topic IN ('anna too', 'berta')") == 0 }), 'then the others are handled');
 	$_->disconnect for $dbh, $other, $second;
