@@ -526,7 +526,8 @@ BEGIN
     RETURN NEXT;
 
     component := 'shared memory';
-    ok := library.lanes > 0 AND library.lanes_in_use < library.lanes;
+    -- a standby has none, and needs none
+    ok := pg_is_in_recovery() OR (library.lanes > 0 AND library.lanes_in_use < library.lanes);
     status := CASE WHEN library.lanes = 0 THEN 'none' WHEN ok THEN 'used' ELSE 'full' END;
     detail := format('%s of %s lanes in use', library.lanes_in_use, library.lanes);
     hint := CASE WHEN NOT ok THEN

@@ -50,6 +50,7 @@ for my $what ('outbox.messages', '(SELECT id, topic, attempts, leased_at, locked
 		[ map { $_->[0] } $dbh->selectall_array("SELECT r::text FROM $what r ORDER BY 1") ], "the same $what");
 }
 cmp_ok(count_of($replica, 'outbox.status()'), '>=', 5, 'status() answers');
+is(value($replica, "SELECT concat_ws(' ', ok, status, hint) FROM outbox.status() WHERE component = 'shared memory'"), 't none', 'and asks for no memory, which a standby does not use');
 is(value($replica, "SELECT outbox.status_name(1)"), 'in progress', 'and so does status_name()');
 like(value($replica, 'SELECT outbox.metrics()'), qr/^outbox_topic_ready\{.*# EOF\n\z/ms, 'and metrics()');
 is_deeply([ $replica->selectall_array("SELECT name FROM outbox.alerts() WHERE severity = 'critical'") ], [], 'and alerts(), which miss no worker here');
