@@ -111,6 +111,17 @@ COMMENT ON COLUMN outbox.stat.stats_since IS
     'nothing is counted.';
 
 CREATE VIEW outbox.handler_stats AS
+WITH counted AS (
+    SELECT k.namespace, coalesce(k.subscription, '') AS subscription,
+           CASE WHEN k.subscription IS NULL THEN k.topic ELSE '' END AS topic,
+           sum(k.calls)::bigint AS calls, sum(k.call_ms)::bigint AS call_ms,
+           sum(k.acked)::bigint AS acked, sum(k.nacked)::bigint AS nacked,
+           sum(k.dead)::bigint AS dead, sum(k.leases_lost)::bigint AS leases_lost,
+           min(k.stats_since) AS stats_since
+      FROM outbox._counters(true) k
+     WHERE k.kind = 'message'
+     GROUP BY 1, 2, 3
+)
 SELECT h.namespace, h.topic, nullif(h.subscription, '') AS subscription, h.handler, h.role,
        coalesce(c.calls, 0) AS calls,
        c.call_ms::float8 / nullif(c.calls, 0) AS mean_ms,
@@ -121,16 +132,10 @@ SELECT h.namespace, h.topic, nullif(h.subscription, '') AS subscription, h.handl
        coalesce(c.leases_lost, 0) AS leases_lost,
        c.stats_since
   FROM outbox.handlers h
- CROSS JOIN LATERAL (SELECT sum(k.calls)::bigint AS calls, sum(k.call_ms)::bigint AS call_ms,
-                            sum(k.acked)::bigint AS acked, sum(k.nacked)::bigint AS nacked,
-                            sum(k.dead)::bigint AS dead,
-                            sum(k.leases_lost)::bigint AS leases_lost,
-                            min(k.stats_since) AS stats_since
-                       FROM outbox._counters(true) k
-                      WHERE k.kind = 'message'
-                        AND k.namespace = h.namespace
-                        AND coalesce(k.subscription, '') = h.subscription
-                        AND (h.subscription <> '' OR k.topic = h.topic)) c
+  LEFT JOIN counted c
+    ON c.namespace = h.namespace
+   AND c.subscription = h.subscription
+   AND c.topic = CASE h.subscription WHEN '' THEN h.topic ELSE '' END
  ORDER BY mean_ms DESC NULLS LAST, h.namespace, h.topic, h.subscription;
 
 COMMENT ON VIEW outbox.handler_stats IS

@@ -68,7 +68,10 @@ SELECT coalesce(live.topic, dead.topic) AS topic,
   LEFT JOIN outbox.handlers h
     ON h.namespace = coalesce(live.namespace, dead.namespace)
    AND h.subscription = coalesce(live.subscription, dead.subscription, '')
-   AND (h.subscription <> '' OR h.topic = coalesce(live.topic, dead.topic))
+   -- an equality, which can be hashed
+   AND CASE h.subscription WHEN '' THEN h.topic ELSE '' END
+       = CASE WHEN coalesce(live.subscription, dead.subscription) IS NULL
+              THEN coalesce(live.topic, dead.topic) ELSE '' END
  ORDER BY live.oldest_ready_at, topic, namespace, subscription;
 
 COMMENT ON VIEW outbox.topic_stats IS
