@@ -41,7 +41,10 @@ walk_leases_once(OutboxWalkPool *pool, const OutboxPlace *place, TimestampTz now
 		return true;
 	outbox_walk_open(&walk, pool);
 	while (go_on && outbox_walk_next(&walk))
+	{
+		CHECK_FOR_INTERRUPTS();
 		go_on = visit(&walk, arg);
+	}
 	*nleft = walk.work.nleft;
 	outbox_walk_end(&walk);
 	return go_on;
