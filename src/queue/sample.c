@@ -55,7 +55,10 @@
 #define TOTAL_DEAD 200000
 #define MOST_DEAD 1000
 
-/* The same for a message before one of a stream, and for the first of a stream. */
+/*
+ * The same for a message before one of a stream; and for the first of a stream,
+ * if there are many streams.
+ */
 #define DEAD_IN_STREAM 16
 
 /* Streams to return in any case. */
@@ -568,9 +571,12 @@ cmp_uuid(const void *a, const void *b)
 	return memcmp(a, b, sizeof(pg_uuid_t));
 }
 
-/* The id of the first unfinished message of a stream; 0 if it is not found soon. */
+/*
+ * The id of the first unfinished message of a stream; 0 if there are more dead
+ * entries before it.
+ */
 static int64
-first_of_stream(Sampler *sampler, const pg_uuid_t *stream)
+first_of_stream(Sampler *sampler, const pg_uuid_t *stream, int most_dead)
 {
 	OutboxStreamTicket ticket;
 	ScanKeyData keys[2];
@@ -580,7 +586,7 @@ first_of_stream(Sampler *sampler, const pg_uuid_t *stream)
 	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE,
 				Int64GetDatum(ticket.valid ? ticket.low : PG_INT64_MIN));
 	index_rescan(sampler->stream_scan, keys, 2, NULL, 0);
-	for (int i = 0; i < DEAD_IN_STREAM; i++)
+	for (int i = 0; i <= most_dead; i++)
 	{
 		if (index_getnext_tid(sampler->stream_scan, ForwardScanDirection) == NULL)
 			break;
@@ -600,6 +606,7 @@ outbox_sample_streams(const OutboxStore *store, OutboxStreamSink sink, void *arg
 {
 	Sampler		sampler;
 	StreamList	list = {0};
+	int			most_dead;
 
 	begin_sampler(&sampler, store);
 	if (!list_streams(&sampler, &list))
@@ -607,6 +614,7 @@ outbox_sample_streams(const OutboxStore *store, OutboxStreamSink sink, void *arg
 		list_oldest_streams(&sampler, &list);
 		qsort(list.streams, list.n, sizeof(pg_uuid_t), cmp_uuid);
 	}
+	most_dead = Max(DEAD_IN_STREAM, Min(MOST_DEAD, TOTAL_DEAD / Max(list.n, 1)));
 	for (int i = 0; i < list.n; i++)
 	{
 		int64		first;
@@ -614,7 +622,7 @@ outbox_sample_streams(const OutboxStore *store, OutboxStreamSink sink, void *arg
 		CHECK_FOR_INTERRUPTS();
 		if (i > 0 && outbox_uuid_equal(&list.streams[i], &list.streams[i - 1]))
 			continue;
-		first = first_of_stream(&sampler, &list.streams[i]);
+		first = first_of_stream(&sampler, &list.streams[i], most_dead);
 		if (first != 0)
 			sink(&list.streams[i], first, arg);
 	}

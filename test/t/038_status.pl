@@ -132,6 +132,20 @@ says('streams', "1 stuck message $first of topic \"t\", due .*, after 1 failed a
 $dbh->do("SELECT outbox.discard('{$first}')");
 is_over('streams');
 clear();
+# one that has had many messages is found under an old snapshot, and without its cursor
+my $old = connect_to($node);
+$old->do('BEGIN ISOLATION LEVEL REPEATABLE READ');
+$old->do('SELECT 1');
+enqueue('t', stream_id => owner(5)) for 1 .. 40;
+clear();
+($first, $next) = map { id_of(enqueue('t', stream_id => owner(5))) } 1 .. 2;
+$dbh->do("UPDATE outbox.queue SET next_attempt_at = now() + (CASE id WHEN $first THEN '1 hour' ELSE '-10 minutes' END)::interval");
+my $blind = connect_to($node);
+$blind->do('SET outbox.use_cursor = off');
+says('streams', "1 stuck message $first of topic \"t\", due", $_) for $dbh, $blind;
+$old->do('ROLLBACK');
+$_->disconnect for $old, $blind;
+clear();
 $dbh->do("SELECT outbox.purge_topic('t')");
 
 # instances
