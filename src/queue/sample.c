@@ -85,6 +85,7 @@ typedef struct Sampler
 	int			most;			/* rows of each lane */
 	int			most_dead;
 	MemoryContext context;		/* of the current lane */
+	bool		has_streams;	/* has the current lane messages in streams? */
 	OutboxLaneCounts *groups;	/* of the current lane, usually one */
 	int			ngroups;
 	int			max_groups;
@@ -319,6 +320,7 @@ count_row(Sampler *sampler, TupleTableSlot *message)
 	bool		isnull;
 	Datum		locked_until = slot_getattr(message, Q_LOCKED_UNTIL, &isnull);
 
+	sampler->has_streams |= !slot_attisnull(message, Q_STREAM_ID);
 	if (DatumGetInt32(outbox_row_get(message, Q_RETRY_COUNT)) >= 3)
 		group->failing++;
 	if (DatumGetInt16(outbox_row_get(message, Q_STATUS)) != OUTBOX_READY)
@@ -432,6 +434,7 @@ sample_lane(Sampler *sampler, int64 lane)
 	bool		complete;
 
 	sampler->ngroups = 0;
+	sampler->has_streams = false;
 	MemoryContextReset(sampler->context);
 	complete = visit_from(sampler, lane, OUTBOX_READY_KEY_MIN, sampler->most_dead,
 						  count_some, &left, &end);
@@ -451,8 +454,10 @@ sample_lane(Sampler *sampler, int64 lane)
 		}
 		if (left > 0)
 			complete = visit_from(sampler, lane, tracked != NULL ? tracked->cursor : end,
-								  PG_INT32_MAX, count_some, &left, &end) &&
-				tracked == NULL;
+								  PG_INT32_MAX, count_some, &left, &end);
+		/* what is not counted is behind other messages, or leased */
+		if (tracked != NULL && (sampler->has_streams || !tracked->leases_known))
+			complete = false;
 	}
 	for (int i = 0; i < sampler->ngroups; i++)
 		sampler->groups[i].more = !complete;

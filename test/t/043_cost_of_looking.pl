@@ -162,7 +162,10 @@ for my $name (sort keys %kept)
 	my $after = kept_blocks($kept{$name});
 	cmp_ok($after, '<=', $before{$name} * 1.5 + 300, "under an old snapshot: $name: $before{$name} blocks, then $after");
 }
-is_deeply([ $dbh->selectrow_array("SELECT ready, leased, more FROM outbox.topic_stats WHERE topic = 'done'") ], [ 6, 0, 1 ], 'what waits is counted');
+is_deeply([ $dbh->selectrow_array("SELECT ready, leased, more FROM outbox.topic_stats WHERE topic = 'done'") ], [ 6, 0, 0 ], 'what waits is counted');
+# where there are streams, more may wait behind what was not visited
+$dbh->do("SELECT outbox.enqueue('done', 'x', stream_id => gen_random_uuid())");
+is_deeply([ $dbh->selectrow_array("SELECT ready, leased, more FROM outbox.topic_stats WHERE topic = 'done'") ], [ 7, 0, 1 ], 'with those in streams there may be more');
 $old->do('ROLLBACK');
 $old->disconnect;
 
