@@ -391,7 +391,7 @@ RETURNS TABLE (who text, since timestamptz, xmin_age integer, is_catalog boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN a.backend_type = 'walsender'
+    SELECT CASE WHEN a.backend_type = 'walsender' AND a.datname IS NULL
                 THEN format('standby %s', coalesce(nullif(a.application_name, ''),
                                                    a.client_addr::text))
                 ELSE concat('session ', a.pid, ', ' || a.state,
@@ -427,7 +427,7 @@ LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT 'xmin horizon', coalesce(max(h.xmin_age) < 1000000, true),
-           coalesce(max(h.xmin_age) || ' transactions behind', 'not held'),
+           coalesce(max(h.xmin_age)::text || ' transactions behind', 'not held'),
            left(string_agg(concat(h.who, ', since ' || date_trunc('second', h.since)::text,
                                   CASE WHEN h.is_catalog THEN ', rows of system catalogs' END),
                            '; ' ORDER BY h.xmin_age DESC, h.who)

@@ -728,8 +728,12 @@ BEGIN
     ok := coalesce(cardinality(missing), 0) + cardinality(failing) = 0
           AND (names IS NULL OR jobs IS NULL OR outbox._cron_runs());
     status := coalesce(nullif(concat_ws(', ',
-                                        nullif(cardinality(missing), 0) || ' not scheduled',
-                                        nullif(cardinality(failing), 0) || ' failing'), ''),
+                                        CASE WHEN missing <> '{}' THEN
+                                            format('%s not scheduled', cardinality(missing))
+                                        END,
+                                        CASE WHEN failing <> '{}' THEN
+                                            format('%s failing', cardinality(failing))
+                                        END), ''),
                        format('%s scheduled', coalesce(cardinality(jobs), 0)));
     detail := nullif(concat_ws(
         '; ',

@@ -598,7 +598,7 @@ BEGIN
         UNION ALL
         SELECT m.name, m.severity, now() - s.value * m.ago, s.value, m.threshold,
                CASE m.name WHEN 'OutboxSnapshotOld' THEN
-                   (SELECT h.who || ', since ' || date_trunc('second', h.since)
+                   (SELECT h.who || ', since ' || date_trunc('second', h.since)::text
                       FROM outbox._horizon_holders() h
                      ORDER BY h.since LIMIT 1) END,
                m.message, m.component
