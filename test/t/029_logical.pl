@@ -333,8 +333,7 @@ sub advance_ids
 }
 
 {
-	my $origin = value($pub, "SELECT current_setting('server_version_num')") >= 160000
-	  && value($sub{named}, "SELECT current_setting('server_version_num')") >= 160000;
+	my $origin = !grep { $_->safe_psql('postgres', 'SHOW server_version_num') < 160000 } $publisher, $subscriber;
 	$_->safe_psql('postgres', 'CREATE DATABASE there') for $publisher, $subscriber;
 	$publisher->safe_psql('there', "ALTER DATABASE there SET outbox.publish_retention = '1 d'; CREATE EXTENSION outbox");
 	copy_schema($publisher, $subscriber, qw(there there));
