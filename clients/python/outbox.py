@@ -58,6 +58,8 @@ _ADVANCE = """SELECT coalesce(sum(outbox.reschedule(ARRAY[id], next_attempt_at -
                 FROM outbox.messages
                WHERE state = 'ready' AND next_attempt_at > clock_timestamp()"""
 
+# connections of a worker; psycopg returns bytes for text unless the encoding has a name
+_OWN = {"autocommit": True, "prepare_threshold": None, "client_encoding": "utf8"}
 _ACK_SECONDS, _ACK_IDS, _MOST_UNSETTLED, _TRANSACTION_TRIES = 0.005, 100, 1000, 3
 
 Options = TypedDict("Options", {
@@ -142,7 +144,7 @@ def _send(conn, statement, result):
 
 def enqueue(conn, topic: str, payload, **options: Unpack[Options]):
     """Enqueue a message in the connection's transaction; its message_id. As all functions
-    here, it is to be awaited if the connection is an AsyncConnection."""
+    here, it must be awaited if the connection is an AsyncConnection."""
     return _send(conn, _one("enqueue", topic, payload, options), lambda rows: rows[0][0])
 
 
@@ -433,8 +435,7 @@ class AsyncWorker:
             self._conns["claim"].cancel()
 
     async def _open(self) -> psycopg.AsyncConnection:
-        return await psycopg.AsyncConnection.connect(
-            self._connect(), autocommit=True, prepare_threshold=None)
+        return await psycopg.AsyncConnection.connect(self._connect(), **_OWN)
 
     async def _recover(self, name: str, error: psycopg.Error) -> None:
         """Wait until another try may be made, unless the error is for good."""
@@ -744,8 +745,7 @@ class Worker(AsyncWorker):
             try:
                 conn, fresh = self._free.pop(), False
             except IndexError:
-                conn, fresh = psycopg.connect(
-                    self._connect(), autocommit=True, prepare_threshold=None), True
+                conn, fresh = psycopg.connect(self._connect(), **_OWN), True
             try:
                 stack.enter_context(conn.transaction())
                 return conn

@@ -1,4 +1,6 @@
-"""Follow a tutorial as a new user would, in a database and a folder of its own.
+"""Follow a tutorial as a new user would, in a database and a folder of its own: first in the
+encoding of the server, and then in SQL_ASCII, which a server has that was created without
+a locale.
 
 What is in docs/tutorials is run block by block: SQL, programs that are written to a file,
 and commands. A block of text is the output of the block before it. Comments before a block
@@ -31,11 +33,17 @@ def user_lines(code):
 
 def follow(case, folder):
     page = folder / f"{case.language.name}.md"
-    if not page.exists():
-        return
-    database = f"{case.language.name}_tutorial"
-    case.conn.execute(f"CREATE DATABASE {database}")
-    place = case.folder / "tutorial"
+    if page.exists():
+        follow_in(case, folder, page, "tutorial", "")
+        follow_in(case, folder, page, "tutorial_ascii",
+                  "TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'")
+
+
+def follow_in(case, folder, page, name, options):
+    """In a database that is created with these options."""
+    database = f"{case.language.name}_{name}"
+    case.conn.execute(f"CREATE DATABASE {database} {options}")
+    place = case.folder / name
     place.mkdir()
     (place / "outbox").symlink_to(folder.parents[1])
     modules = folder.parents[1] / "clients/node/node_modules"
@@ -46,7 +54,7 @@ def follow(case, folder):
     with psycopg.connect(case.dsn(database), autocommit=True) as conn:
         for language, comments, code in blocks(page.read_text()):
             if language == "text":
-                case.equal(f"tutorial: it shows {code.strip()[:40]!r}", output.strip(), code.strip())
+                case.equal(f"{name}: it shows {code.strip()[:40]!r}", output.strip(), code.strip())
                 compared += 1
             elif "not run" in comments:
                 continue
@@ -57,8 +65,8 @@ def follow(case, folder):
                 conn.execute(code)
             elif language == "bash":
                 output = command(conn, place, environment, code, comments.get("until"))
-    case.check(f"tutorial: it takes {lines} lines", 0 < lines <= MOST_LINES)
-    case.check("tutorial: something was shown", compared > 0)
+    case.check(f"{name}: it takes {lines} lines", 0 < lines <= MOST_LINES)
+    case.check(f"{name}: something was shown", compared > 0)
 
 
 def command(conn, place, environment, code, until):
