@@ -152,7 +152,14 @@ def start_all():
     configure('rules.yml', (r'\n +for: \w+', ''), (r'(?<!seen_age_seconds) > (300|900|3600|86400)', ' > 1'))
     configure('postgres_exporter.yml')
     configure('sql_exporter.yml', (r'15s', '1s'), (r'postgres://.*', f'postgres:///postgres?host={HOST}&port={PORT}&user=watcher&sslmode=disable'))
-    start('outbox', [os.path.join(SOURCE, 'monitoring', 'metrics_server'), f'127.0.0.1:{ports["outbox"]}'], PGUSER='watcher')
+    server = [os.path.join(SOURCE, 'monitoring', 'metrics_server'), f'127.0.0.1:{ports["outbox"]}']
+    start('outbox', server, PGUSER='stranger')
+    check(poll(lambda: '503' in get(f'http://{server[1]}/metrics')[1].get('error', '')), 'metrics_server answers 503 if the server does not let it in')
+    stop('outbox')
+    with open(os.path.join(FOLDER, 'outbox.log')) as log:
+        line = log.readline()
+        check(line.startswith('psql: error: ') and line.endswith('role "stranger" does not exist\n'), 'and says why', line)
+    start('outbox', server, PGUSER='watcher')
     start('postgres_exporter', ['prometheus-postgres-exporter', f'--web.listen-address=127.0.0.1:{ports["postgres_exporter"]}',
                                 '--extend.query-path=postgres_exporter.yml'],
           DATA_SOURCE_NAME=f'postgresql:///postgres?host={HOST}&port={PORT}&user=watcher')
