@@ -69,7 +69,7 @@ sub is_served
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	my $name = begin_fan_in($dbh, 2);
 	end_fan_in($dbh);
-	return ok(poll(sub { continued($dbh, $name) == 1 }, 20), $what) || note($_) for join "\n", map { join ' ', map { $_ // '-' } @$_ } $dbh->selectall_array('SELECT * FROM outbox.status()');
+	return ok(poll(sub { continued($dbh, $name) == 1 }, 60), $what) || note($_) for join "\n", map { join ' ', map { $_ // '-' } @$_ } $dbh->selectall_array('SELECT * FROM outbox.status()');
 }
 
 sub workers_in
