@@ -1,6 +1,6 @@
 # What an operator asks costs the same however much there is: beyond the numbers up to
 # which anything is counted, each command and view touches as many blocks with three times
-# as many messages, or little more, for a superuser and for a monitor.
+# as many messages, or at most twice as many, for a superuser and for a monitor.
 
 use strict;
 use warnings;
@@ -114,7 +114,8 @@ for my $user ((getpwuid $<)[0], 'watcher')
 		my $key = "$name, as $user";
 		blocks($question{$name});
 		$second{$key} = blocks($question{$name});
-		cmp_ok($second{$key}, '<=', $first{$key} * 1.5 + 300, $key =~ s/(?<=, as )(?!watcher).*/a superuser/r . ": $first{$key} blocks, then $second{$key}");
+		# another plan may cost up to 1.6 times as much; what grew with the messages would cost three times as much
+		cmp_ok($second{$key}, '<=', $first{$key} * 2 + 300, $key =~ s/(?<=, as )(?!watcher).*/a superuser/r . ": $first{$key} blocks, then $second{$key}");
 	}
 }
 cmp_ok(count_of($dbh, 'outbox.queue'), '>', 150_000, 'there is much');
