@@ -14,18 +14,17 @@
 #include "queue/sample.h"
 #include "table/catalog.h"
 
-/* The live table with this OID. */
+/* The live table with this OID, or an error. */
 static const OutboxStore *
-store_of(Oid relid)
+require_store(Oid relid)
 {
-	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
-	{
-		if (outbox_store(kind)->table == relid)
-			return outbox_store(kind);
-	}
-	ereport(ERROR,
-			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			 errmsg("store must be a table of unfinished work")));
+	const OutboxStore *store = outbox_store_of(relid);
+
+	if (store == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("store must be a table of unfinished work")));
+	return store;
 }
 
 /* Add a row for a topic in a lane. */
@@ -64,7 +63,7 @@ PG_FUNCTION_INFO_V1(outbox_lane_counts);
 Datum
 outbox_lane_counts(PG_FUNCTION_ARGS)
 {
-	const OutboxStore *store = store_of(PG_GETARG_OID(0));
+	const OutboxStore *store = require_store(PG_GETARG_OID(0));
 
 	InitMaterializedSRF(fcinfo, 0);
 	outbox_sample_lanes(store, PG_GETARG_BOOL(1), return_counts, fcinfo->resultinfo);

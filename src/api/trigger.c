@@ -69,18 +69,6 @@ get_trigger_data(FunctionCallInfo fcinfo, const char *function, int16 type)
 	return trigger;
 }
 
-/* The live table that this relation is; NULL if it is none. */
-static const OutboxStore *
-live_table(Relation rel)
-{
-	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
-	{
-		if (outbox_store(kind)->table == RelationGetRelid(rel))
-			return outbox_store(kind);
-	}
-	return NULL;
-}
-
 static void
 refuse_relation(Relation rel, const char *function)
 {
@@ -97,7 +85,7 @@ refuse_relation(Relation rel, const char *function)
 static void
 require_live_table(Relation rel, const char *function)
 {
-	if (live_table(rel) == NULL || RelationGetDescr(rel)->natts < Q_NATTS)
+	if (outbox_store_of(RelationGetRelid(rel)) == NULL || RelationGetDescr(rel)->natts < Q_NATTS)
 		refuse_relation(rel, function);
 }
 
@@ -105,7 +93,7 @@ static void
 open_live_table(OutboxTable *table, Relation rel)
 {
 	outbox_table_open_to_read(table, RelationGetRelid(rel));
-	table->store = live_table(rel);
+	table->store = outbox_store_of(RelationGetRelid(rel));
 }
 
 /* The value of a column, or NULL. */

@@ -158,3 +158,17 @@ outbox_store(OutboxStoreKind kind)
 {
 	return &outbox_catalog()->stores[kind];
 }
+
+/* The live table with this OID; NULL if it is none. */
+const OutboxStore *
+outbox_store_of(Oid relid)
+{
+	const OutboxCatalog *known = outbox_catalog();
+
+	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
+	{
+		if (known->stores[kind].table == relid)
+			return &known->stores[kind];
+	}
+	return NULL;
+}

@@ -79,5 +79,6 @@ extern void outbox_catalog_init(void);
 extern const OutboxCatalog *outbox_catalog(void);
 extern Oid	outbox_relation_owner(Oid relid);
 extern const OutboxStore *outbox_store(OutboxStoreKind kind);
+extern const OutboxStore *outbox_store_of(Oid relid);
 
 #endif							/* OUTBOX_CATALOG_H */

@@ -271,18 +271,6 @@ static const TableShape rechecks_shape = SHAPE(rechecks_columns);
 static const TableShape handlers_shape = CHECKED_SHAPE(handlers_columns, handlers_checks);
 static const TableShape instances_shape = SHAPE(instances_columns);
 
-/* Is this one of the live tables? */
-bool
-outbox_table_is_live(Oid relid)
-{
-	for (OutboxStoreKind kind = 0; kind < OUTBOX_NSTORES; kind++)
-	{
-		if (outbox_store(kind)->table == relid)
-			return true;
-	}
-	return false;
-}
-
 /* The structure that the install script gives a table. */
 static const TableShape *
 shape_of(Relation rel)
@@ -290,7 +278,7 @@ shape_of(Relation rel)
 	const OutboxCatalog *catalog = outbox_catalog();
 	Oid			relid = RelationGetRelid(rel);
 
-	if (outbox_table_is_live(relid))
+	if (outbox_store_of(relid) != NULL)
 		return &live_shape;
 	if (relid == catalog->publications ||
 		(rel->rd_rel->relispartition &&
@@ -623,7 +611,7 @@ outbox_table_why_not(Relation rel, const TriggerDesc *triggers,
 	if (rel->rd_rules != NULL)
 		return pstrdup("a rule");
 	if (rel->rd_rel->relrowsecurity && rel->rd_rel->relforcerowsecurity &&
-		!outbox_table_is_live(RelationGetRelid(rel)))
+		outbox_store_of(RelationGetRelid(rel)) == NULL)
 		return pstrdup("row level security");
 	why = columns_added(rel, shape);
 	if (why == NULL)

@@ -13,7 +13,6 @@
 #include "utils/reltrigger.h"
 
 extern List *outbox_written_tables(void);
-extern bool outbox_table_is_live(Oid relid);
 extern char *outbox_columns_why_not(Relation rel);
 extern char *outbox_table_why_not(Relation rel, const TriggerDesc *triggers,
 								  const bool *is_ours);

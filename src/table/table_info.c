@@ -18,6 +18,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
+#include "table/catalog.h"
 #include "table/table.h"
 #include "table/table_check.h"
 #include "table/table_info.h"
@@ -265,7 +266,7 @@ outbox_table_explain(Relation rel)
 	char	   *result;
 
 	if (why_not == NULL && rel->rd_rel->relrowsecurity &&
-		outbox_table_is_live(RelationGetRelid(rel)))
+		outbox_store_of(RelationGetRelid(rel)) != NULL)
 		why_not = "row level security";
 	result = why_not == NULL ? NULL : pstrdup(why_not);
 	if (made != NULL)
