@@ -181,6 +181,7 @@ outbox_oldest_leases(PG_FUNCTION_ARGS)
 	oldest.leases = palloc_array(OldLease, oldest.most);
 	oldest.heap = binaryheap_allocate(oldest.most, cmp_leased_at, NULL);
 	visit_leases(keep_old_lease, &oldest);
+	Assert(oldest.heap->bh_size <= oldest.most);
 	for (int i = 0; i < oldest.heap->bh_size; i++)
 		return_id((ReturnSetInfo *) fcinfo->resultinfo, oldest.leases[i].id);
 	return (Datum) 0;

@@ -554,6 +554,7 @@ outbox_settle(OutboxSettle *settle)
 			lost[nlost++] = *lease;
 	}
 	Assert(nsettled + nlost <= settle->nleases);
+	Assert(settler.nended + settler.nreleased <= nsettled);
 	if (settle->strict && nlost > 0)
 		report_lost(lost, nlost);
 	if (settler.nended + settler.nreleased > 0)

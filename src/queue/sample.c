@@ -236,6 +236,7 @@ lane_to_jump(Sampler *sampler, int64 lane, OutboxReadyKey from)
 	key.place.lane = lane;
 	key.token = 0;
 	found = bsearch(&key, sampler->tracked, sampler->ntracked, sizeof(OutboxLane), cmp_lane);
+	Assert(found == NULL || found->place.lane == lane);
 	return found != NULL && outbox_ready_key_lt(from, found->cursor) ? found : NULL;
 }
 
@@ -394,6 +395,7 @@ count_some(Sampler *sampler, TupleTableSlot *message, void *arg)
 {
 	int		   *left = arg;
 
+	Assert(*left > 0);
 	count_row(sampler, message);
 	(*left)--;
 	return *left > 0;
@@ -413,6 +415,7 @@ count_lease(OutboxWalk *walk, void *arg)
 {
 	LeaseRange *range = arg;
 
+	Assert(range->left > 0);
 	if (!outbox_ready_key_lt(walk->key, range->from) &&
 		outbox_ready_key_lt(walk->key, range->to))
 	{
@@ -459,6 +462,7 @@ sample_lane(Sampler *sampler, int64 lane)
 		if (tracked != NULL && (sampler->has_streams || !tracked->leases_known))
 			complete = false;
 	}
+	Assert(left >= 0 && left <= sampler->most);
 	for (int i = 0; i < sampler->ngroups; i++)
 		sampler->groups[i].more = !complete;
 }
@@ -570,12 +574,6 @@ list_oldest_streams(Sampler *sampler, StreamList *list)
 	}
 }
 
-static int
-cmp_uuid(const void *a, const void *b)
-{
-	return memcmp(a, b, sizeof(pg_uuid_t));
-}
-
 /*
  * The id of the first unfinished message of a stream; 0 if there are more dead
  * entries before it.
@@ -617,7 +615,7 @@ outbox_sample_streams(const OutboxStore *store, OutboxStreamSink sink, void *arg
 	if (!list_streams(&sampler, &list))
 	{
 		list_oldest_streams(&sampler, &list);
-		qsort(list.streams, list.n, sizeof(pg_uuid_t), cmp_uuid);
+		qsort(list.streams, list.n, sizeof(pg_uuid_t), outbox_uuid_qsort_cmp);
 	}
 	most_dead = Max(DEAD_IN_STREAM, Min(MOST_DEAD, TOTAL_DEAD / Max(list.n, 1)));
 	for (int i = 0; i < list.n; i++)

@@ -38,6 +38,7 @@
 #include "shmem/claimers.h"
 #include "shmem/shmem.h"
 #include "util/hash.h"
+#include "util/uuid.h"
 
 /* The tables use this fraction of the memory for lanes, in addition to it. */
 #define BUDGET_PART 64
@@ -155,7 +156,7 @@ find_owner(OutboxOwnerSet *set, const pg_uuid_t *owner)
 		OutboxOwnerClaim *claim = &set->claims[i];
 
 		if (claim->claimer.pid != 0 && claim->dbid == MyDatabaseId &&
-			memcmp(&claim->owner, owner, sizeof(pg_uuid_t)) == 0)
+			outbox_uuid_equal(&claim->owner, owner))
 			return claim;
 	}
 	return NULL;
@@ -204,6 +205,7 @@ outbox_claimers_note_owner(const pg_uuid_t *owner, int nclaimed, TimestampTz now
 	OutboxOwnerClaim *claim;
 	OutboxClaimer claimer;
 
+	Assert(nclaimed > 0);
 	if (claimers == NULL)
 		return;
 	set = set_of(claimers, owner);
@@ -230,6 +232,8 @@ outbox_claimers_note_ended(const pg_uuid_t *owner, int nended, int nreleased,
 	OutboxOwnerSet *set;
 	OutboxOwnerClaim *claim;
 
+	Assert(nended >= 0 && nreleased >= 0 && nended + nreleased > 0);
+	Assert(service_usecs >= 0);
 	if (claimers == NULL)
 		return;
 	set = set_of(claimers, owner);
