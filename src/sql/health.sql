@@ -2,51 +2,101 @@
 -- error anywhere: transactions that stay open, streams that do not move on, messages
 -- that were received and are not claimed, settings, triggers. Serves sql_status.c.
 
+-- _lockers(age)
+--     Sessions whose transactions are older than that, and keep others from the tables:
+--     they have written them, or hold a lock with which others cannot write, or others wait
+--     for them that ask for such a lock, behind whom all must wait. Those that ask for one
+--     are among them, with "waits"; "alone" says that others cannot even read. VACUUM,
+--     which gives way, is not.
+CREATE FUNCTION outbox._lockers(age interval)
+RETURNS TABLE (
+    pid        integer,
+    who        text,
+    xact_start timestamptz,
+    waits      boolean,
+    alone      boolean,
+    blocked    bigint
+)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH locks AS MATERIALIZED (
+        SELECT k.pid, k.granted, k.mode, c.relname
+          FROM pg_locks k
+          JOIN pg_class c ON c.oid = k.relation AND c.relnamespace = 'outbox'::regnamespace
+         WHERE k.locktype = 'relation'
+           AND k.mode IN ('RowExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock',
+                          'ExclusiveLock', 'AccessExclusiveLock')
+           AND k.database = (SELECT d.oid FROM pg_database d
+                              WHERE d.datname = current_database())
+           AND k.pid <> pg_backend_pid()
+    ), strong AS MATERIALIZED (
+        SELECT l.pid, bool_or(NOT l.granted) AS waits,
+               bool_or(l.mode = 'AccessExclusiveLock') AS alone,
+               string_agg(DISTINCT format('%s on outbox.%s', l.mode, l.relname), ', ') AS locks
+          FROM locks l
+         WHERE l.mode <> 'RowExclusiveLock'
+         GROUP BY l.pid
+    ), sessions AS (
+        SELECT l.pid FROM locks l WHERE l.granted
+        UNION
+        SELECT g.pid FROM strong g
+        UNION
+        SELECT b.pid FROM strong g, unnest(pg_blocking_pids(g.pid)) b(pid) WHERE g.waits
+    )
+    SELECT a.pid,
+           concat_ws(', ', format('process %s', a.pid),
+                     'application ' || nullif(a.application_name, ''), a.state,
+                     'since ' || date_trunc('second', a.xact_start),
+                     CASE WHEN g.waits THEN 'waits for ' ELSE 'has ' END || g.locks,
+                     format('%s others wait for it', w.n)),
+           a.xact_start, coalesce(g.waits, false), coalesce(g.alone, false), w.n
+      FROM sessions o
+      JOIN pg_stat_activity a ON a.pid = o.pid
+      LEFT JOIN strong g ON g.pid = o.pid
+     CROSS JOIN LATERAL (SELECT count(*) AS n
+                           FROM pg_stat_activity w
+                          WHERE w.wait_event_type = 'Lock'
+                            AND a.pid = ANY (pg_blocking_pids(w.pid))) w
+     WHERE a.xact_start < clock_timestamp() - _lockers.age
+       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
+$$;
+
+COMMENT ON FUNCTION outbox._lockers(interval) IS
+    'Sessions whose transactions keep others from the tables.';
+
 -- _transaction_status()
 --     The rows of status() about transactions that stay open after they have written a
---     live table: others do not see their messages, cannot claim what they have
---     claimed, and wait for their turn in a stream.
+--     live table, or locked one: others do not see their messages, cannot claim what they
+--     have claimed, and wait for their turn in a stream, or for the lock.
 CREATE FUNCTION outbox._transaction_status()
 RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH writers AS (
-        SELECT DISTINCT k.pid, k.virtualtransaction
+    WITH prepared AS (
+        SELECT DISTINCT x.gid, x.prepared
           FROM pg_locks k
           JOIN pg_class c ON c.oid = k.relation AND c.relnamespace = 'outbox'::regnamespace
-         WHERE k.locktype = 'relation' AND k.mode = 'RowExclusiveLock' AND k.granted
+          JOIN pg_locks i ON i.virtualtransaction = k.virtualtransaction
+                         AND i.locktype = 'transactionid' AND i.mode = 'ExclusiveLock'
+          JOIN pg_prepared_xacts x ON x.transaction = i.transactionid
+         WHERE k.locktype = 'relation' AND k.pid IS NULL
+           AND k.mode NOT IN ('AccessShareLock', 'RowShareLock', 'ShareUpdateExclusiveLock')
            AND k.database = (SELECT d.oid FROM pg_database d
                               WHERE d.datname = current_database())
-           AND k.pid IS DISTINCT FROM pg_backend_pid()
-    ), sessions AS (
-        SELECT a.pid, a.state, a.xact_start, a.application_name,
-               (SELECT count(*)
-                  FROM pg_stat_activity w
-                 WHERE w.wait_event_type = 'Lock' AND a.pid = ANY (pg_blocking_pids(w.pid)))
-                   AS blocked
-          FROM writers o
-          JOIN pg_stat_activity a ON a.pid = o.pid
-         WHERE a.xact_start < clock_timestamp() - interval '1 minute'
-           -- those that wait for them are counted with them
-           AND a.wait_event_type IS DISTINCT FROM 'Lock'
-    ), prepared AS (
-        SELECT x.gid, x.prepared
-          FROM writers o
-          JOIN pg_locks k ON k.virtualtransaction = o.virtualtransaction
-                         AND k.locktype = 'transactionid' AND k.mode = 'ExclusiveLock'
-          JOIN pg_prepared_xacts x ON x.transaction = k.transactionid
-         WHERE o.pid IS NULL AND x.prepared < clock_timestamp() - interval '1 minute'
+           AND x.prepared < clock_timestamp() - interval '1 minute'
     )
     SELECT 'open transactions', count(*) = 0, count(*)::text,
-           left(string_agg(format('process %s%s, %s, since %s, %s others wait for it', s.pid,
-                                  ', application ' || nullif(s.application_name, ''), s.state,
-                                  date_trunc('second', s.xact_start), s.blocked), '; '
-                           ORDER BY s.blocked DESC, s.xact_start), 500),
+           left(string_agg(s.who, '; ' ORDER BY s.blocked DESC, s.xact_start), 500),
            CASE WHEN count(*) > 0 THEN
                'What they have enqueued cannot be seen, what they have claimed cannot be claimed, '
-               'and producers of their streams wait. Commit, or pg_terminate_backend().' END
-      FROM sessions s
+               'and producers of their streams wait, as does what needs a table that they have '
+               'locked. Commit, or pg_terminate_backend().' END
+      FROM outbox._lockers('1 minute') s
+      JOIN pg_stat_activity a ON a.pid = s.pid
+     -- those that wait for them are counted with them
+     WHERE a.wait_event_type IS DISTINCT FROM 'Lock'
     UNION ALL
     SELECT 'prepared transactions', count(*) = 0, count(*)::text,
            left(string_agg(format('%L since %s', p.gid, date_trunc('second', p.prepared)), '; '
@@ -59,6 +109,26 @@ $$;
 
 COMMENT ON FUNCTION outbox._transaction_status() IS
     'The rows of status() about transactions that stay open.';
+
+-- _locked_status()
+--     The rows of status() while tables cannot be read: this reads none.
+CREATE FUNCTION outbox._locked_status()
+RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT 'locked tables', false, 'cannot be read',
+           left(string_agg(l.who, '; ' ORDER BY l.waits, l.blocked DESC, l.xact_start), 500),
+           'Until then nothing can be enqueued or claimed, and other rows are not known. Let the '
+           'first of these end, or pg_cancel_backend() what waits for the lock.'
+      FROM outbox._lockers('0') l
+     WHERE l.waits OR l.blocked > 0 OR l.alone
+    UNION ALL
+    SELECT * FROM outbox._transaction_status()
+$$;
+
+COMMENT ON FUNCTION outbox._locked_status() IS
+    'The rows of status() while tables cannot be read.';
 
 -- _waiting_streams()
 --     Returns the streams to look at for one that does not move on, and the first

@@ -491,7 +491,8 @@ COMMENT ON FUNCTION outbox._check_age(text, interval) IS
 --     Returns what needs attention, by the rules of monitoring/rules.yml,
 --     with the same names; but this is at once, where those wait for some minutes.
 --     At most 100 rows of each name. The arguments are thresholds: an alert comes when
---     the value is greater, and never if the threshold is null.
+--     the value is greater, and never if the threshold is null. If a table cannot be read
+--     for two seconds, all that comes is who has locked it.
 CREATE FUNCTION outbox.alerts(
     backlog_age   interval         DEFAULT '5 minutes',
     dead_messages bigint           DEFAULT 0,
@@ -515,6 +516,7 @@ RETURNS TABLE (
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET jit = off
+SET lock_timeout = '2s'
 AS $$
 #variable_conflict use_column
 BEGIN
@@ -649,6 +651,13 @@ BEGIN
       FROM numbered n
      WHERE n.place <= 100
      ORDER BY n.severity, n.name, n.place;
+EXCEPTION WHEN lock_not_available THEN
+    -- the sort has returned nothing yet
+    RETURN QUERY
+    SELECT 'OutboxProblem', 'warning', NULL::timestamptz, 1::float8, 0::float8, s.component,
+           concat_ws('; ', s.status, s.detail), s.hint
+      FROM outbox._locked_status() s
+     WHERE NOT s.ok;
 END
 $$;
 

@@ -75,6 +75,10 @@ $second->do("SELECT outbox.enqueue('slow', 'z')");
 $second->do("PREPARE TRANSACTION 'forgotten'");
 $second->disconnect;
 $second = connect_to($node);
+my $locker = connect_to($node, db => 'held');
+$locker->do("SET application_name = 'indexer'");
+$locker->begin_work;
+$locker->do('LOCK TABLE outbox.run_queue IN SHARE MODE');
 my $began = time;
 
 # --- one message, and what keeps it
@@ -468,19 +472,42 @@ $dbh->do('DELETE FROM outbox.archive_unsorted');
 
 # --- now the open transactions are old enough
 sleep 0.5 while time < $began + 61;
-says('open transactions', '1 process \d+, application forgetful, idle in transaction, since .*, 1 others wait for it .*pg_terminate_backend', $held);
+my $since = 'idle in transaction, since [-0-9:+ ]*';
+says('open transactions', "2 process \\d+, application forgetful, $since, 1 others wait for it; process \\d+, application indexer, $since, has ShareLock on outbox.run_queue, 0 others wait for it .*pg_terminate_backend", $held);
 says('prepared transactions', "1 'forgotten' since .*ROLLBACK PREPARED", $held);
-is_deeply(complaints($held), [ 'open transactions', 'prepared transactions' ], 'there is no other complaint');
+is_deeply([ grep { !/^worker: reap/ } @{ complaints($held) } ], [ 'open transactions', 'prepared transactions' ], 'there is no other complaint, but of what needs the locked table');
 is_deeply(complaints($dbh), [], 'none in another database');
-$open->commit;
+$_->commit for $open, $locker;
 waitpid $blocked, 0;
 $held->do("ROLLBACK PREPARED 'forgotten'");
 is_over($_, $held) for 'open transactions', 'prepared transactions';
 
+# --- a table that cannot be read: status() does not wait, and says for whom
+$locker->begin_work;
+$locker->do('LOCK TABLE outbox.queue IN ACCESS EXCLUSIVE MODE');
+$blocked = client(sub { connect_to($node, db => 'held')->do("SELECT outbox.enqueue('slow', 'w')") });
+says('locked tables', "cannot be read process $locker->{pg_pid}, application indexer, $since, has AccessExclusiveLock on outbox.queue, 1 others wait for it Until then nothing can be enqueued or claimed", $held);
+is(value($held, 'SELECT string_agg(component, $$,$$ ORDER BY component) FROM outbox.status()'), 'locked tables,open transactions,prepared transactions', 'other rows are not known');
+like(value($held, 'SELECT concat_ws($$ $$, name, subject, message) FROM outbox.alerts()'), qr/^OutboxProblem locked tables cannot be read; process $locker->{pg_pid}, /, 'alerts(): locked tables');
+$locker->commit;
+waitpid $blocked, 0;
+is(count_of($held, "outbox.messages WHERE payload = 'w'"), 1, 'the enqueue goes on');
+
+# it is only asked for, behind a session that has read the table
+$open->begin_work;
+$open->do('SELECT FROM outbox.queue LIMIT 1');
+$blocked = client(sub { connect_to($node, db => 'held')->do('CLUSTER outbox.queue USING queue_pkey') });
+says('locked tables', "cannot be read process $open->{pg_pid}, application forgetful, $since, 1 others wait for it; process \\d+, .*active, since [-0-9:+ ]*, waits for AccessExclusiveLock on outbox.queue, 0 others wait for it Until then", $held);
+$open->commit;
+waitpid $blocked, 0;
+is(value($held, "SELECT indisclustered FROM pg_index WHERE indexrelid = 'outbox.queue_pkey'::regclass"), 1, 'CLUSTER goes on');
+is_over('locked tables', $held);
+ok(poll(sub { !@{ complaints($held) } }, 90), 'all is well, also for the worker');
+
 clear();
 $dbh->do('DELETE FROM outbox.joins');
 is_deeply(complaints($dbh), [], 'in the end status() has nothing to say');
-$_->disconnect for $dbh, $second, $open, $held;
+$_->disconnect for $dbh, $second, $open, $locker, $held;
 $node->stop;
 
 # --- no room in shared memory
