@@ -46,6 +46,7 @@ AS $$
     )
     SELECT a.pid,
            concat_ws(', ', format('process %s', a.pid),
+                     nullif(a.backend_type, 'client backend'),
                      'application ' || nullif(a.application_name, ''), a.state,
                      'since ' || date_trunc('second', a.xact_start),
                      CASE WHEN g.waits THEN 'waits for ' ELSE 'has ' END || g.locks,
@@ -58,7 +59,8 @@ AS $$
                            FROM pg_stat_activity w
                           WHERE w.wait_event_type = 'Lock'
                             AND a.pid = ANY (pg_blocking_pids(w.pid))) w
-     WHERE a.xact_start < clock_timestamp() - _lockers.age
+     -- on a standby the startup process has no such time
+     WHERE (a.xact_start < clock_timestamp() - _lockers.age OR _lockers.age = interval '0')
        AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
 $$;
 

@@ -55,6 +55,13 @@ is(value($replica, "SELECT outbox.status_name(1)"), 'in progress', 'and so does 
 like(value($replica, 'SELECT outbox.metrics()'), qr/^outbox_topic_ready\{.*# EOF\n\z/ms, 'and metrics()');
 is_deeply([ $replica->selectall_array("SELECT name FROM outbox.alerts() WHERE severity = 'critical'") ], [], 'and alerts(), which miss no worker here');
 
+# a lock on the primary is held by the startup process here
+$dbh->begin_work;
+$dbh->do('LOCK TABLE outbox.queue IN ACCESS EXCLUSIVE MODE');
+ok(poll(sub { count_of($replica, "pg_locks WHERE relation = 'outbox.queue'::regclass AND mode = 'AccessExclusiveLock'") }), 'the lock comes to the standby');
+like(value($replica, "SELECT detail FROM outbox.status() WHERE component = 'locked tables' AND NOT ok"), qr/^process \d+, startup, has AccessExclusiveLock on outbox.queue, 0 others wait for it$/, 'status() does not wait for it');
+$dbh->rollback;
+
 # --- writing: every function but those that only read
 my %reads = map { $_ => 1 } qw(status status_name join_status_name reason_name explain_message trace oldest_leases route_store route alerts metrics metric_samples);
 my @functions = map { $_->[0] } $dbh->selectall_array(<<'Q');
