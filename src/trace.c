@@ -104,7 +104,7 @@ column(TupleTableSlot *row, AttrNumber attnum)
 		case Q_WAIVED:
 			return DatumGetInt32(value);
 		case Q_OWNER_TOKEN:
-			return *(const int64 *) DatumGetPointer(value);
+			return outbox_trace_uuid(DatumGetUUIDP(value));
 		default:
 			return DatumGetInt64(value);
 	}
@@ -143,6 +143,17 @@ outbox_trace_xact(const char *what, bool commits)
 
 	if (values[0] != InvalidTransactionId)
 		outbox_trace(what, values, lengthof(values));
+}
+
+/* The number by which events name what has this UUID. */
+int64
+outbox_trace_uuid(const pg_uuid_t *uuid)
+{
+	int64		halves[2];
+
+	StaticAssertStmt(sizeof(halves) == UUID_LEN, "a UUID has two halves");
+	memcpy(halves, uuid->data, UUID_LEN);
+	return halves[0] ^ halves[1];
 }
 
 #endif

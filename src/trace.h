@@ -15,6 +15,7 @@
 #include "postgres.h"
 
 #include "executor/tuptable.h"
+#include "utils/uuid.h"
 
 /* The file in the data directory; its size determines the number of events. */
 #define OUTBOX_TRACE_FILE "outbox.trace"
@@ -55,10 +56,10 @@ typedef struct OutboxTraceEvent
 
 /* A change of a stream's entry, and the result. */
 #define OUTBOX_TRACE_STREAM(what, cursor, asked, ticket, start, end) \
-	OUTBOX_TRACE_EVENT("stream." what, (int64) (cursor), *(const int64 *) (asked), \
+	OUTBOX_TRACE_EVENT("stream." what, (int64) (cursor), outbox_trace_uuid(asked), \
 					   (ticket)->version, (ticket)->low, (ticket)->gap.from, \
 					   (ticket)->gap.to, start, end, \
-					   (cursor)->relid != 0 ? *(const int64 *) &(cursor)->stream : 0, \
+					   (cursor)->relid != 0 ? outbox_trace_uuid(&(cursor)->stream) : 0, \
 					   (cursor)->low, (cursor)->gap.from, (cursor)->gap.to, \
 					   (cursor)->version)
 
@@ -92,5 +93,6 @@ extern void outbox_trace(const char *what, const int64 *values, int nvalues);
 extern void outbox_trace_row(const char *what, Oid relid, TupleTableSlot *old,
 							 TupleTableSlot *new, TimestampTz now, int attempt);
 extern void outbox_trace_xact(const char *what, bool commits);
+extern int64 outbox_trace_uuid(const pg_uuid_t *uuid);
 
 #endif							/* OUTBOX_TRACE_H */
