@@ -92,11 +92,12 @@ class Run:
         server = self.server
         shutil.rmtree(server.data, ignore_errors=True)
         for ordeal in list(self.ordeals):
-            server.settings.update(ordeal.settings)
             obstacle = ordeal.prepare()
             if obstacle:
                 print(f'# left out: {ordeal.name}, since {obstacle}', flush=True)
                 self.ordeals.remove(ordeal)
+            else:
+                server.settings.update(ordeal.settings)
         server.create()
         for ordeal in self.ordeals:
             ordeal.created()
