@@ -481,16 +481,17 @@ lock_row(OutboxTable *table, TupleTableSlot *old, LockTupleMode mode,
 }
 
 /*
- * Has this row only been locked?  Then the lock may be our own, or one that
- * does not conflict (FOR KEY SHARE with an update), which heap_update() and
- * heap_delete() check only if they may wait.
+ * May this row be changed although it has been locked?  The lock may be our
+ * own, or one that does not conflict (FOR KEY SHARE with an update); and a
+ * change beside which there was such a lock may have been rolled back.
+ * heap_update() and heap_delete() check that only if they may wait.
  */
 static bool
-is_only_locked(TupleTableSlot *old)
+may_be_shared(TupleTableSlot *old)
 {
-	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) old;
+	uint16		infomask = ((BufferHeapTupleTableSlot *) old)->base.tuple->t_data->t_infomask;
 
-	return HEAP_XMAX_IS_LOCKED_ONLY(slot->base.tuple->t_data->t_infomask);
+	return HEAP_XMAX_IS_LOCKED_ONLY(infomask) || (infomask & HEAP_XMAX_IS_MULTI) != 0;
 }
 
 /*
@@ -503,7 +504,7 @@ seems_locked(TupleTableSlot *old)
 {
 	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) old;
 
-	return is_only_locked(old) &&
+	return may_be_shared(old) &&
 		(slot->base.tuple->t_data->t_infomask & HEAP_XMAX_INVALID) == 0;
 }
 
@@ -528,7 +529,7 @@ update_without_wait(OutboxTable *table, TupleTableSlot *old,
 		result = table_tuple_update(table->rel, &old->tts_tid, row, cid,
 									InvalidSnapshot, InvalidSnapshot, false,
 									failure, &lockmode, update_indexes);
-		if (result != TM_BeingModified || !is_only_locked(old))
+		if (result != TM_BeingModified || !may_be_shared(old))
 			return result;
 	}
 	result = lock_row(table, old, LockTupleNoKeyExclusive, failure);
@@ -585,7 +586,7 @@ delete_without_wait(OutboxTable *table, TupleTableSlot *old,
 		result = table_tuple_delete(table->rel, &old->tts_tid, cid,
 									InvalidSnapshot, InvalidSnapshot, false,
 									failure, false);
-		if (result != TM_BeingModified || !is_only_locked(old))
+		if (result != TM_BeingModified || !may_be_shared(old))
 			return result;
 	}
 	result = lock_row(table, old, LockTupleExclusive, failure);
