@@ -37,7 +37,7 @@ else
 ## make demo           see it work, on a private server
 ## make check          pass all tests, on private servers; ARGS="regress tap:003_restart"
 ## make model          the models in test/models; ARGS="long lane"
-## make trace          traces of the C code, followed by the models
+## make trace          traces of the code, followed by the models
 ## make nightly        the long tests
 ## make versions       all tests on PostgreSQL 17 and 18 (as root); ARGS=/usr/local/pgsql
 ## make cassert        all tests on servers with assertions and sanitizers

@@ -154,4 +154,5 @@ _PG_init(void)
 	outbox_router_init();
 	RegisterXactCallback(at_xact_event, NULL);
 	RegisterSubXactCallback(at_subxact_event, NULL);
+	OUTBOX_TRACE_SQL();
 }

@@ -9,6 +9,9 @@
  *
  * This must not allocate memory or fail, because events are also written at
  * the end of a transaction.
+ *
+ * Of SQL functions that do something to joins, the begin and the end are
+ * events: PL/pgSQL calls a plugin for them, as it would a debugger.
  */
 #include "postgres.h"
 
@@ -18,14 +21,20 @@
 #include <unistd.h>
 
 #include "access/xact.h"
+#include "fmgr.h"
 #include "miscadmin.h"
 #include "port/atomics.h"
+#include "utils/expandedrecord.h"
 #include "utils/timestamp.h"
 
 #include "table/columns.h"
 #include "trace.h"
 
 #if defined(USE_ASSERT_CHECKING) || defined(OUTBOX_TRACE)
+
+#include "plpgsql.h"
+
+#define PROCESS_RECHECK "outbox._process_join_recheck(outbox.join_rechecks)"
 
 static OutboxTraceEvent *events = NULL;
 static uint64 nevents = 0;		/* room for so many, including the first */
@@ -154,6 +163,89 @@ outbox_trace_uuid(const pg_uuid_t *uuid)
 	StaticAssertStmt(sizeof(halves) == UUID_LEN, "a UUID has two halves");
 	memcpy(halves, uuid->data, UUID_LEN);
 	return halves[0] ^ halves[1];
+}
+
+/* An argument of a function, as it is called. */
+static PLpgSQL_datum *
+argument(PLpgSQL_execstate *estate, PLpgSQL_function *func, int number)
+{
+	return estate->datums[func->fn_argvarnos[number]];
+}
+
+/* The value of such an argument that is a UUID; 0 for null. */
+static int64
+uuid_argument(PLpgSQL_execstate *estate, PLpgSQL_function *func, int number)
+{
+	PLpgSQL_var *var = (PLpgSQL_var *) argument(estate, func, number);
+
+	return var->isnull ? 0 : outbox_trace_uuid(DatumGetUUIDP(var->value));
+}
+
+/* The first column of such an argument that is a row; 0 for null. */
+static int64
+row_argument(PLpgSQL_execstate *estate, PLpgSQL_function *func, int number)
+{
+	PLpgSQL_rec *rec = (PLpgSQL_rec *) argument(estate, func, number);
+	bool		isnull = true;
+	Datum		value = (Datum) 0;
+
+	if (rec->erh != NULL)
+		value = expanded_record_get_field(rec->erh, 1, &isnull);
+	return isnull ? 0 : DatumGetInt64(value);
+}
+
+/* The value of a boolean variable; 2 for null. */
+static int64
+variable(PLpgSQL_execstate *estate, const char *name)
+{
+	for (int i = 0; i < estate->ndatums; i++)
+	{
+		PLpgSQL_var *var = (PLpgSQL_var *) estate->datums[i];
+
+		if (var->dtype == PLPGSQL_DTYPE_VAR && strcmp(var->refname, name) == 0)
+			return var->isnull ? 2 : DatumGetBool(var->value);
+	}
+	return -1;
+}
+
+static bool
+is_call_of(PLpgSQL_function *func, const char *signature)
+{
+	return strcmp(func->fn_signature, signature) == 0;
+}
+
+static void
+function_begins(PLpgSQL_execstate *estate, PLpgSQL_function *func)
+{
+	if (is_call_of(func, "outbox.attach_message_to_join(uuid,uuid)"))
+		OUTBOX_TRACE_EVENT("join.attach", uuid_argument(estate, func, 0),
+						   uuid_argument(estate, func, 1));
+	else if (is_call_of(func, PROCESS_RECHECK))
+		OUTBOX_TRACE_EVENT("join.recheck", row_argument(estate, func, 0),
+						   GetTopTransactionIdIfAny());
+}
+
+static void
+function_ends(PLpgSQL_execstate *estate, PLpgSQL_function *func)
+{
+	if (is_call_of(func, PROCESS_RECHECK))
+		OUTBOX_TRACE_EVENT("join.rechecked", row_argument(estate, func, 0),
+						   GetTopTransactionIdIfAny(),
+						   variable(estate, "resolved"));
+}
+
+/* Have PL/pgSQL tell when functions begin and end. */
+void
+outbox_trace_sql(void)
+{
+	static PLpgSQL_plugin plugin = {
+		.func_beg = function_begins,
+		.func_end = function_ends
+	};
+	PLpgSQL_plugin **plugins = (PLpgSQL_plugin **) find_rendezvous_variable("PLpgSQL_plugin");
+
+	if (*plugins == NULL)
+		*plugins = &plugin;
 }
 
 #endif

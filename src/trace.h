@@ -39,10 +39,12 @@ typedef struct OutboxTraceEvent
 	outbox_trace_row(what, RelationGetRelid((call)->queue.rel), old, new, \
 					 (call)->now, attempt)
 #define OUTBOX_TRACE_XACT(what, commits) outbox_trace_xact(what, commits)
+#define OUTBOX_TRACE_SQL() outbox_trace_sql()
 #else
 #define OUTBOX_TRACE_EVENT(what, ...) ((void) 0)
 #define OUTBOX_TRACE_ROW(what, call, old, new, attempt) ((void) 0)
 #define OUTBOX_TRACE_XACT(what, commits) ((void) 0)
+#define OUTBOX_TRACE_SQL() ((void) 0)
 #endif
 
 /* Messages that are settled, or requeued. */
@@ -53,6 +55,17 @@ typedef struct OutboxTraceEvent
 #define OUTBOX_TRACE_REDRIVE(table, id) \
 	OUTBOX_TRACE_EVENT("row.redrive", RelationGetRelid((table)->rel), id, \
 					   GetTopTransactionId())
+
+/*
+ * What a transaction has done to a join, or has seen of what others do.  These
+ * are written after the row was changed or read, in most cases without a lock.
+ */
+#define OUTBOX_TRACE_JOIN(what, uuid, ...) \
+	OUTBOX_TRACE_EVENT("join." what, outbox_trace_uuid(uuid), \
+					   GetTopTransactionIdIfAny(), __VA_ARGS__)
+#define OUTBOX_TRACE_NOTHING 0
+#define OUTBOX_TRACE_DONE 1
+#define OUTBOX_TRACE_LEFT 2		/* to join_rechecks */
 
 /* A change of a stream's entry, and the result. */
 #define OUTBOX_TRACE_STREAM(what, cursor, asked, ticket, start, end) \
@@ -94,5 +107,6 @@ extern void outbox_trace_row(const char *what, Oid relid, TupleTableSlot *old,
 							 TupleTableSlot *new, TimestampTz now, int attempt);
 extern void outbox_trace_xact(const char *what, bool commits);
 extern int64 outbox_trace_uuid(const pg_uuid_t *uuid);
+extern void outbox_trace_sql(void);
 
 #endif							/* OUTBOX_TRACE_H */

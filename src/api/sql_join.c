@@ -25,6 +25,7 @@
 #include "shmem/wake.h"
 #include "table/catalog.h"
 #include "table/keylock.h"
+#include "trace.h"
 
 /*
  * outbox._queue_ended() RETURNS trigger
@@ -153,6 +154,8 @@ outbox_look_at_join(PG_FUNCTION_ARGS)
 	CommandCounterIncrement();
 	if (outbox_join_look(PG_GETARG_UUID_P(0), &join, &writer))
 	{
+		OUTBOX_TRACE_JOIN("look", PG_GETARG_UUID_P(0),
+						  join.status != OUTBOX_JOIN_PENDING, writer);
 		values[0] = Int16GetDatum(join.status);
 		values[1] = Int32GetDatum(join.failed);
 		isnull[0] = isnull[1] = false;
@@ -286,6 +289,7 @@ outbox_message_end(PG_FUNCTION_ARGS)
 		values[0] = Int16GetDatum(status);
 		isnull[0] = false;
 	}
+	OUTBOX_TRACE_JOIN("sees", PG_GETARG_UUID_P(0), !isnull[0], writer);
 	if (TransactionIdIsValid(writer))
 	{
 		values[1] = TransactionIdGetDatum(writer);
@@ -347,6 +351,9 @@ outbox_join_add_sql(PG_FUNCTION_ARGS)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	added = outbox_join_add(&count, more_completed, more_failed);
+	OUTBOX_TRACE_EVENT("join.add", 0, GetTopTransactionIdIfAny(),
+					   count.completed + count.failed - added,
+					   count.completed + count.failed);
 	values[0] = Int32GetDatum(count.completed);
 	values[1] = Int32GetDatum(count.failed);
 	values[2] = Int16GetDatum(count.status);

@@ -47,6 +47,7 @@
 #include "table/columns.h"
 #include "table/probe.h"
 #include "table/table.h"
+#include "trace.h"
 #include "util/grow.h"
 #include "util/guc.h"
 #include "util/uuid.h"
@@ -209,6 +210,8 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 			 */
 			if (!outbox_row_is_update(slot) && !left)
 			{
+				OUTBOX_TRACE_JOIN("mark", &message->message_id,
+								  OUTBOX_TRACE_LEFT, writer, wait);
 				leave_recheck(writer, counter->only_join,
 							  &message->message_id, message->status);
 				left = true;
@@ -220,12 +223,16 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 		switch (outbox_table_update(members, slot, row, wait, &writer))
 		{
 			case OUTBOX_ROW_OK:
+				OUTBOX_TRACE_JOIN("mark", &message->message_id,
+								  OUTBOX_TRACE_DONE, 0, wait);
 				add_step(counter, slot, position, outcome);
 				break;
 			case OUTBOX_ROW_REFUSED:
 				break;
 			case OUTBOX_ROW_LOCKED:
 				/* that transaction reports the same message by hand */
+				OUTBOX_TRACE_JOIN("mark", &message->message_id,
+								  OUTBOX_TRACE_LEFT, writer, wait);
 				leave_recheck(writer, counter->only_join,
 							  &message->message_id, message->status);
 				break;
@@ -233,6 +240,8 @@ mark_members(Counter *counter, OutboxTable *members, OutboxProbe *probe,
 				return false;
 		}
 	}
+	OUTBOX_TRACE_JOIN("mark", &message->message_id, OUTBOX_TRACE_NOTHING, 0,
+					  wait);
 	return true;
 }
 
@@ -399,6 +408,10 @@ change_join(Counter *counter, OutboxTable *joins, OutboxProbe *probe,
 		result = outbox_table_update(joins, slot, row,
 									 !counter->ended->must_not_wait, &blocker);
 	}
+	OUTBOX_TRACE_JOIN("count", join_id,
+					  result == OUTBOX_ROW_OK ? OUTBOX_TRACE_DONE : OUTBOX_TRACE_LEFT,
+					  DatumGetInt32(outbox_row_get(row, J_COMPLETED_STEPS)) +
+					  DatumGetInt32(outbox_row_get(row, J_FAILED_STEPS)));
 	if (result == OUTBOX_ROW_LOCKED)
 		leave_recheck(GetCurrentTransactionId(), join_id, NULL, OUTBOX_READY);
 	else if (result == OUTBOX_ROW_OK &&
@@ -548,6 +561,7 @@ outbox_join_wake(const pg_uuid_t *join_id)
 					  join_id, NULL, OUTBOX_READY);
 	}
 
+	OUTBOX_TRACE_JOIN("wake", join_id, all, all ? 0 : writer);
 	wait_scan_end(&scan);
 	ExecDropSingleTupleTableSlot(wait);
 	outbox_probe_end(&waits_probe);

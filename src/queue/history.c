@@ -38,6 +38,7 @@
 #include "table/columns.h"
 #include "table/probe.h"
 #include "table/table.h"
+#include "trace.h"
 #include "util/hash.h"
 #include "util/uuid.h"
 
@@ -351,6 +352,9 @@ outbox_history_add(OutboxHistory *history, TupleTableSlot *message,
 
 	Assert(outcome->status == OUTBOX_DONE || outcome->status == OUTBOX_DEAD);
 	Assert(store != NULL);
+	OUTBOX_TRACE_JOIN("gone",
+					  DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)),
+					  outcome->status);
 	outbox_ended_add(&history->ended,
 					 DatumGetUUIDP(outbox_row_get(message, Q_MESSAGE_ID)),
 					 outcome->status);

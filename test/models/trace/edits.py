@@ -52,6 +52,39 @@ def doubled(kind):
     return lambda events, at: [events[at], events[at]] if events[at][0] == kind else None
 
 
+def committed(edit):
+    """Only in a transaction that commits: of another, the model knows less."""
+    def edit_committed(events, at):
+        end = next((event[0] for event in events[at:] if event[1] == events[at][1] and
+                    event[0] in (p.J_COMMIT, p.J_ABORT)), None)
+        return edit(events, at) if end == p.J_COMMIT else None
+    return edit_committed
+
+
+def undone(events, at):
+    """A transaction that has changed the count is rolled back, though a later one changes it."""
+    def counts(event):
+        return event[0] == p.J_COMMIT and event[2] >= 0
+    if not counts(events[at]):
+        return None
+    for event in events[at + 1:]:
+        if event[0] == p.RESET:
+            return None
+        if counts(event):
+            return [(p.J_ABORT, *events[at][1:])]
+    return None
+
+
+def too_early(events, at):
+    """A recheck is processed when the join begins."""
+    if events[at][0] != p.J_RECHECK:
+        return None
+    begin = max(n for n in range(at) if events[n][0] == p.RESET)
+    if any(event[1] == events[at][1] for event in events[begin:at]):
+        return None
+    return [(*events[at][:-2], events[begin][-1], events[begin][-1] + 1)]
+
+
 EDITS = (
     ('lane', 'a record is not told', dropped_before(p.RECORD, p.MARK)),
     ('lane', 'there was no room', changed(p.MARK, 4, lambda kept: 1 - kept)),
@@ -76,6 +109,17 @@ EDITS = (
     ('message', 'a commit is an abort',
      lambda events, at: changed(p.COMMIT, 0, lambda _: p.ABORT)(events, at)
      if at + 1 < len(events) and events[at + 1][0] != p.RESET else None),
+    ('join', 'a mark is not told', committed(dropped(p.J_MARK))),
+    ('join', 'a step is counted twice', committed(changed(p.J_COUNT, 3, lambda count: count + (count > 0)))),
+    ('join', 'a step that is attached does not see who ends it', committed(changed(p.J_LOOK, 3, lambda writer: 0))),
+    ('join', 'a recheck is not left', changed(p.J_COMMIT, 4, lambda left: 0)),
+    ('join', 'a recheck waits for another transaction', changed(p.J_COMMIT, 4, lambda left: left << 3 if left < 8 else left >> 3)),
+    ('join', 'a recheck is processed before it is left', too_early),
+    ('join', 'a recount counts one less', committed(changed(p.J_RECOUNT, 3, lambda count: count - 1))),
+    ('join', 'a wait is evaluated as if its join were complete', committed(changed(p.J_SEES, 2, lambda complete: 1 - complete))),
+    ('join', 'a wait is not woken', changed(p.J_COMMIT, 7, lambda wait: 0 if wait == 1 else wait)),
+    ('join', 'there is no continuation', changed(p.J_COMMIT, 8, lambda continuations: 0)),
+    ('join', 'what has counted is rolled back', undone),
     ('waits', 'a call is not told', dropped(p.CALLED)),
     ('waits', 'another claim is called', changed(p.CALLED, 1, lambda who: who % 2 + 1)),
     ('waits', 'all are called, and that is not told', dropped_before(p.ALL, p.CALLED)),

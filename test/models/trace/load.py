@@ -3,9 +3,12 @@
 Clients enqueue, publish, claim, settle, leave their leases to end and come back with
 attempts that are over, while others reap, redrive, release what an owner has, change
 policies, have memory distrusted, and terminate sessions; part of it is rolled back. Of
-the databases, one has streams, one plenty of messages, and one so few that claims wait.
+the databases, one has streams, one plenty of messages, one so few that claims wait, and
+one joins.
 """
 
+import collections
+import queue
 import random
 import threading
 import time
@@ -21,6 +24,8 @@ TOPICS = ('a', 'b')
 OTHERS = [f'other {n}' for n in range(16)]
 PRIORITIES = (-1, 1)
 STREAMS = 6
+TERMINATE = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1"""
 PLENTY = {'streams': 300, 'messages': 300, 'waits': 8}
 
 
@@ -182,8 +187,7 @@ class Steward(Client):
             worker = chance.choice([c for c in self.load.clients if isinstance(c, Worker) and c.database == self.database])
             self.maybe_in_transaction(lambda: self.call('SELECT outbox.release(%s::uuid)', worker.owner))
         else:
-            self.call('''SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                          WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1''')
+            self.call(TERMINATE)
 
 
 class Reader(Client):
@@ -204,17 +208,128 @@ class Crowd(Client):
         time.sleep(0.05)
 
 
+# ----------------------------------------------------------------------
+# Joins: steps that end while others of the same join do, and while they are attached
+
+
+PAUSES = (0, 0.003, 0.012)
+FILE_WAIT = "SELECT outbox.enqueue_join_wait(%s::uuid, %s, 'c', '', on_fail_topic => 'd', on_fail_payload => '')"
+SOON_EXPIRED = ", due_time => now() + interval '1 h', expires_at => clock_timestamp() + interval '10 ms'"
+
+
+class Planner(Client):
+    """Starts joins; some steps are attached later, and some waits are filed later."""
+    in_transaction, rolled_back, pause = 0.5, 0.1, 0.002
+
+    def step(self):
+        waiting = self.call("SELECT count(*) FROM outbox.queue WHERE topic = 'a'")
+        if waiting is None or waiting[0][0] > 12:
+            time.sleep(0.005)
+            return
+        late = self.maybe_in_transaction(self.plan)
+        if late is not None:
+            self.load.late.update(late)
+            time.sleep(0.02 * self.chance.random())
+
+    def plan(self):
+        """What is called while steps end, by the step; None if the session ended."""
+        chance, late = self.chance, collections.defaultdict(list)
+        many = chance.choice((1, 2, 3, 3))
+        expires = chance.choice((0, *range(many)))
+        started = self.call('SELECT outbox.start_join(NULL, %s)::text', many)
+        if started is None:
+            return None
+        join = started[0][0]
+        for number in range(1, many + 1):
+            is_late = chance.random() < 0.4
+            made = self.call(f"""SELECT outbox.{'enqueue(' if is_late else 'enqueue_step(%s::uuid, '}'a', 'x'
+                                 {SOON_EXPIRED if number == expires else ''})::text""", *([] if is_late else [join]))
+            if made is None:
+                return None
+            step = made[0][0]
+            if is_late:
+                late[step].append(('SELECT outbox.attach_message_to_join(%s::uuid, %s::uuid)', join, step))
+        wait = (FILE_WAIT, join, chance.random() < 0.5)
+        if chance.random() < 0.5:
+            late[step].append(wait)
+        elif self.call(*wait) is None:
+            return None
+        return late
+
+
+class Ender(Client):
+    """Has steps end, alone or with others of the same join."""
+    in_transaction, rolled_back = 0.8, 0.3
+
+    def step(self):
+        chance, owner = self.chance, str(uuid.UUID(int=self.chance.getrandbits(128)))
+        self.pause = chance.choice(PAUSES)
+        if chance.random() < 0.15:
+            self.maybe_in_transaction(lambda: self.call('SELECT outbox.reap()'))
+        leases = self.call("""SELECT id, message_id::text FROM outbox.claim(%s::uuid, batch_size => 1, topics => '{a}',
+                                  lease_seconds => 2)""", owner)
+        if not leases:
+            time.sleep(0.003)
+            return
+        message, step = leases[0]
+        if chance.random() < 0.8:
+            for call in self.load.late.pop(step, ()):
+                self.load.now.put(call)
+        what, = chance.choices(('ack', 'fail', 'nack', 'leave'), (75, 10, 10, 5))
+        more = {'nack': ", delay => interval '0'", 'fail': ", error => 'never'"}.get(what, '')
+        while what != 'leave' and not self.load.is_over() and self.maybe_in_transaction(lambda: self.call(
+                f'SELECT outbox.{what}(%s::uuid, ARRAY[%s]::bigint[]{more})', owner, message)) is None:
+            pass
+
+
+class Attacher(Client):
+    """Attaches late steps and files late waits, most of them while steps end."""
+    in_transaction, rolled_back = 0.8, 0.3
+
+    def step(self):
+        chance, late = self.chance, self.load.late
+        try:
+            calls = [self.load.now.get(timeout=0.01)]
+        except queue.Empty:
+            calls = late.pop(chance.choice(list(late) or [None]), ()) if chance.random() < 0.2 else ()
+        for call in calls:
+            self.pause = chance.choice(PAUSES)
+            while not self.load.is_over() and self.maybe_in_transaction(lambda call=call: self.call(*call)) is None:
+                pass
+
+
+class Evaluator(Client):
+    """Processes rechecks and evaluates waits, and sometimes terminates a session."""
+    in_transaction, rolled_back = 0.6, 0.2
+
+    def step(self):
+        chance = self.chance
+        time.sleep(0.006 * chance.random())
+        self.pause = chance.choice(PAUSES)
+        self.maybe_in_transaction(lambda: self.call('SELECT outbox.process_join_waits()'))
+        if chance.random() < 0.01:
+            self.call(TERMINATE)
+
+
+def kinds_of_clients(database):
+    if database == 'joins':
+        return (Planner, 2), (Ender, 4), (Attacher, 2), (Evaluator, 2)
+    return ((Producer, PRODUCERS[database]), (Worker, OWNERS[database]), (Steward, 1), (Reader, 1),
+            (Crowd, database == 'messages'))
+
+
 class Load:
     """so_far() says how much of it there was, up to 1."""
     def __init__(self, dsn, seed, so_far, databases):
         self.dsn, self.seed, self.so_far = dsn, seed, so_far
         self.failures = []
+        # calls that are made while steps of joins end: by step, and now
+        self.late, self.now = {}, queue.Queue()
         self.began = self.seen_at = time.monotonic()
         self.seen = 0
         self.clients = [kind(self, database, number)
                         for database in databases
-                        for kind, many in ((Producer, PRODUCERS[database]), (Worker, OWNERS[database]), (Steward, 1), (Reader, 1),
-                                           (Crowd, database == 'messages'))
+                        for kind, many in kinds_of_clients(database)
                         for number in range(many)]
 
     def is_over(self):

@@ -1,6 +1,7 @@
-"""Events of the C code, as the models know them.
+"""Events of the code, as the models know them.
 
-An event of the code is (what, process, values), as src/trace.h has it; of a model, a
+An event of the code is (what, process, values), as src/trace.h has it, or ('table', 0,
+(transaction, table, operation, columns)) for a row that was committed; of a model, a
 tuple of integers: which event, who, and v1 to v10. Each model's file says which
 events it knows and what they tell. A function here takes all events in their order,
 and returns those of one model.
@@ -11,6 +12,7 @@ counts with small numbers.
 
 import collections
 import struct
+import uuid
 
 EVENT = struct.Struct('=16sii13q')
 MIN = -2**63
@@ -92,9 +94,8 @@ def ends_of_transactions(events):
     return ends
 
 
-def message_events(events):
-    """Of each message in the table in which most is claimed."""
-    table = most(values[0] for what, _, values in events if what in CLAIMS)
+def message_events(events, table):
+    """Of each message in this table."""
     messages, left_out = {}, set()
     for at, (what, process, values) in enumerate(events):
         if what in LEFT_OUT:
@@ -152,13 +153,15 @@ def of_message(changes, ends, owners, owner_of):
 
 
 def messages(events):
+    # the one in which most is claimed
+    table = most(values[0] for what, _, values in events if what in CLAIMS)
     owner_of, owners = {}, Numbers()
     for what, process, values in events:
-        if what in CLAIMS:
+        if what in CLAIMS and values[0] == table:
             owner_of[process] = owners[values[11]]
     ends = ends_of_transactions(events)
     result = []
-    for changes in message_events(events).values():
+    for changes in message_events(events, table).values():
         xids = [change[3][2] for change in changes]
         if len(set(xids)) == len(xids):
             result += of_message(changes, ends, owners, owner_of)
@@ -301,4 +304,306 @@ def lanes(events):
             for event in of_lane(of_place)], {}
 
 
-MODELS = {'lane': lanes, 'stream_cursor': streams, 'message': messages, 'waits': waits}
+# ----------------------------------------------------------------------
+# join.pml
+
+(J_GONE, J_MARK, J_COUNT, J_WAKE, J_ATTACH, J_LOOK, J_RECHECK, J_RECOUNT, J_RECHECKED, J_CLAIM, J_SEES, J_PARK, J_FINISH,
+ J_COMMIT, J_ABORT, J_UNTOLD) = range(2, 18)
+STEPS = 3           # MESSAGES in join.pml
+EVALUATORS = 3      # WORKERS there
+UNCHANGED, CHANGED, LEFT_BEHIND = 0, 1, 2
+PARKED = 'infinity'
+
+
+class LeftOut(Exception):
+    """The model has nothing like it."""
+
+
+class Change:
+    """What a transaction has done to one join: events of the code, and rows."""
+    def __init__(self, xid):
+        self.xid = xid
+        self.events = []        # (where, what, values)
+        self.rows = []          # (table, operation, columns)
+
+
+class Join:
+    def __init__(self, maker, expected, messages):
+        self.maker, self.expected, self.messages = maker, expected, messages
+        self.wait, self.nwaits = None, 0
+        self.members = set()
+        self.first_members = set()
+        self.changes = {}
+        self.touched = set()    # transactions that have changed its messages otherwise
+
+    def change(self, xid):
+        return self.changes.setdefault(xid, Change(xid))
+
+
+def uuid_number(text):
+    """As events name a UUID."""
+    if text is None:
+        return None
+    first, last = struct.unpack('=2q', uuid.UUID(text).bytes)
+    return first ^ last
+
+
+class Tables:
+    """What the rows tell of joins: which message, wait and recheck belongs to which."""
+    def __init__(self, events):
+        self.joins = {}
+        self.join_of = {}               # of a message, or a wait
+        self.message_of = {}            # of a row of the queue
+        self.recheck_of = {}            # (join, message or None)
+        self.missed_by = {}             # of a recheck, the transaction that found nothing
+        self.steps = collections.defaultdict(Numbers)   # of a join, also those whose attaching was rolled back
+        self.left_out = {}              # joins, and why
+        for what, _, values in events:
+            if what == 'join.attach':
+                self.is_step(values[1], values[0])
+            elif what == 'table':
+                self.look_at(*values)
+        for what, _, values in events:
+            if what == 'table':
+                self.assign(*values)
+
+    def is_step(self, message, join):
+        self.steps[join][message]
+        if self.join_of.setdefault(message, join) != join:
+            self.left_out[join] = self.left_out[self.join_of[message]] = 'a step of several joins'
+
+    def look_at(self, xid, table, operation, row):
+        if table == 'join_rechecks' and operation == 'UPDATE':
+            self.missed_by[int(row['id'])] = xid
+        elif operation != 'INSERT':
+            if table == 'joins' and (operation == 'DELETE' or row['status'] == '3'):
+                self.left_out[uuid_number(row['join_id'])] = 'deleted, or cancelled'
+        elif table == 'joins':
+            name = uuid_number(row['join_id'])
+            self.joins[name] = Join(xid, int(row['expected_steps']), self.steps[name])
+        elif table == 'join_members':
+            join, message = uuid_number(row['join_id']), uuid_number(row['message_id'])
+            self.is_step(message, join)
+            self.joins[join].members.add(message)
+            if xid == self.joins[join].maker:
+                self.joins[join].first_members.add(message)
+        elif table == 'join_waits':
+            join, message = uuid_number(row['join_id']), uuid_number(row['message_id'])
+            self.join_of[message] = join
+            self.joins[join].wait = message
+            self.joins[join].nwaits += 1
+        elif table == 'queue':
+            self.message_of[int(row['id'])] = uuid_number(row['message_id'])
+        elif table == 'join_rechecks':
+            join, message = uuid_number(row['join_id']), uuid_number(row['message_id'])
+            self.recheck_of[int(row['id'])] = (join if join is not None else self.join_of.get(message), message)
+
+    def assign(self, xid, table, operation, row):
+        """The row to the transaction that wrote it."""
+        if table == 'queue':
+            cause = uuid_number(row.get('caused_by'))
+            join = cause if cause in self.joins else self.join_of.get(self.message_of.get(int(row['id'])))
+        elif table == 'join_rechecks':
+            join = self.recheck_of[int(row['id'])][0]
+        else:
+            join = uuid_number(row['join_id'])
+        if join in self.joins and xid != self.joins[join].maker:
+            self.joins[join].change(xid).rows.append((table, operation, row))
+
+
+def join_events(events, ends):
+    """Of each join the transactions, with the events of the code."""
+    tables = Tables(events)
+    joins, join_of = tables.joins, tables.join_of
+    xids = {values[0] for what, _, values in events if what == 'table'}
+    of_queue = most(values[0] for what, _, values in events if what in CLAIMS and values[2] in xids)
+    recheck = {}                # of a process, the join it is about
+    for at, (what, process, values) in enumerate(events):
+        join, told = None, None
+        if what in ROW_EVENTS and values[0] == of_queue:
+            message = tables.message_of.get(values[1])
+            join, xid = join_of.get(message), values[2]
+            if join in joins and message != joins[join].wait:
+                joins[join].touched.add(xid)
+                continue
+            told = (what, values[8])
+        elif what in ('join.gone', 'join.mark', 'join.sees'):
+            join, xid, told = join_of.get(values[0]), values[1], (what, *values)
+        elif what in ('join.count', 'join.wake', 'join.look'):
+            join, xid, told = values[0], values[1], (what, *values)
+        elif what == 'join.add':
+            join, xid, told = recheck.get(process), values[1], (what, *values)
+        elif what in ('join.recheck', 'join.rechecked'):
+            join, message = tables.recheck_of.get(values[0], (None, None))
+            recheck[process] = join
+            xid, told = values[1], (what, message, *values[1:])
+            if tables.missed_by.get(values[0], xid) != xid and ends[tables.missed_by[values[0]]][0] < at:
+                # the model has deleted it then
+                tables.left_out[join] = 'a recheck about nothing, again'
+        if join in joins and xid != joins[join].maker:
+            joins[join].change(xid).events.append((at, *told))
+    return tables
+
+
+class Follower:
+    """Makes the events of the model, of one join."""
+    def __init__(self, join, known, ends, before):
+        self.join, self.known, self.ends, self.before = join, known, ends, before
+        self.processes = {}     # of a transaction
+        self.told = {}          # of a process
+        if join.nwaits > 1:
+            raise LeftOut('several waits')
+        if len(join.messages) > STEPS or len(join.members) > join.expected:
+            raise LeftOut('too many steps')
+
+    def process(self, change):
+        """What it is: a message that ends, one that is attached, or an evaluation."""
+        join, kinds = self.join, {event[1] for event in change.events}
+        if kinds & {'join.recheck', 'row.claim', 'join.look'}:
+            return self.evaluator(change)
+        about = {event[2] for event in change.events if event[1] in ('join.gone', 'join.mark', 'join.sees')}
+        if len(about) != 1 or ('join.sees' in kinds) == ('join.gone' in kinds):
+            raise LeftOut('a transaction that does more than one thing')
+        number = join.messages[about.pop()]
+        return number if 'join.gone' in kinds else STEPS + number
+
+    def evaluator(self, change):
+        begins = self.before[change.events[0][0]]
+        for process in range(2 * STEPS + 1, 2 * STEPS + EVALUATORS + 1):
+            if process not in self.told or self.told[process][-1][-1] <= begins:
+                return process
+        raise LeftOut('too many evaluations at once')
+
+    def number(self, xid):
+        """The process of another transaction; 0 if it has none."""
+        if xid in self.join.touched and xid not in self.processes:
+            raise LeftOut('a step is attached that is being changed, and does not end')
+        return self.processes.get(xid, 0)
+
+    def follow(self):
+        """All events of the model, in the order in which they were told."""
+        changes = [change for change in self.join.changes.values() if change.events]
+        changes.sort(key=lambda change: change.events[0][0])
+        for change in changes:
+            process = self.processes[change.xid] = self.process(change)
+            windows = self.told.setdefault(process, [])
+            for at, *told in change.events:
+                windows.append((change, told, self.before[at], at))
+            about, at, committed = self.ends.get(change.xid, (len(self.before), len(self.before), False))
+            windows.append((change, ['xact.end', committed], about if committed else self.before.get(at, at - 1), at))
+        # without an event, the model does not know it either
+        result = [(J_UNTOLD, 0, *[0] * 8, *self.ends[change.xid][:2]) for change in self.join.changes.values()
+                  if not change.events and any(row[0] in ('joins', 'join_members', 'join_rechecks') for row in change.rows)]
+        for process, windows in self.told.items():
+            result += self.in_time(process, windows)
+        result.sort(key=lambda event: event[-1])
+        return result
+
+    def in_time(self, process, windows):
+        """The events of one process; each is after the one before it."""
+        result, latest, told_before = [], None, ()
+        for change, told, after, before in windows:
+            for event in self.model_events(change, told, told_before):
+                if event[0] == J_RECHECK:
+                    after = before - 1
+                result.append([event[0], process, *event[1:], *[0] * (9 - len(event)), after, before])
+            told_before = (*told_before, told[0]) if told[0] != 'xact.end' else ()
+        for event in reversed(result):
+            event[-1] = latest = event[-1] if latest is None else min(event[-1], latest)
+        return [tuple(event) for event in result]
+
+    def model_events(self, change, told, told_before):
+        """Those that the model has for one of the code, in the same transaction as those told before."""
+        what, *values = told
+        join = self.join
+        if what == 'join.gone' and values[0] == join.wait:
+            yield (J_FINISH,)
+        elif what == 'join.gone':
+            waits = [event[6] for event in change.events if event[1] == 'join.mark']
+            yield (J_GONE, int(waits[:1] == [0]))
+        elif what == 'join.mark' and values[0] != join.wait:
+            if values[2] != UNCHANGED or 'join.mark' not in told_before:
+                yield (J_MARK, values[2], self.number(values[3]) if values[2] == LEFT_BEHIND else 0)
+        elif what == 'join.count':
+            yield (J_COUNT, values[2], values[3] if values[2] == CHANGED else 0)
+        elif what == 'join.wake':
+            yield (J_WAKE, UNCHANGED if values[2] else LEFT_BEHIND, self.number(values[3]) if not values[2] else 0)
+        elif what == 'join.sees' and 'join.recheck' not in told_before:
+            yield (J_ATTACH,)
+            yield (J_LOOK, values[2], self.number(values[3]) if values[3] else 0)
+        elif what == 'join.recheck':
+            yield (J_RECHECK, self.about(values[0]))
+        elif what == 'join.add':
+            yield (J_RECOUNT, *values[2:])
+        elif what == 'join.rechecked':
+            yield (J_RECHECKED, int(values[2] != 0))
+        elif what == 'row.claim':
+            yield (J_CLAIM,)
+        elif what == 'join.look':
+            yield (J_SEES, values[2], self.number(values[3]) if values[3] else 0)
+        elif what == 'row.back':
+            yield (J_PARK,)
+        elif what == 'row.fail':
+            raise LeftOut('a wait that fails')
+        elif what == 'xact.end':
+            yield (J_COMMIT, *self.tables(change)) if values[0] else (J_ABORT,)
+
+    def about(self, message):
+        return self.join.messages[message] if message is not None else 0
+
+    def tables(self, change):
+        """What the transaction has written, as compare_tables in the model has it."""
+        count, members, left, about, gone, wait, continuations = -1, 0, 0, 0, 0, 0, 0
+        for table, operation, row in change.rows:
+            if table == 'joins':
+                count = int(row['completed_steps']) + int(row['failed_steps'])
+            elif table == 'join_members':
+                members |= 1 << self.about(uuid_number(row['message_id']))
+            elif table == 'join_rechecks' and operation == 'INSERT':
+                left += 1 << 3 * self.number(int(row['waits_for']))
+                about = self.about(uuid_number(row['message_id'])) + 1
+            elif table == 'join_rechecks':
+                gone += 1 << 3 * self.about(self.known.recheck_of[int(row['id'])][1])
+            elif table == 'queue' and operation == 'INSERT':
+                continuations += row['caused_by'] is not None
+            elif table == 'queue':
+                message = self.known.message_of[int(row['id'])]
+                if message != self.join.wait:
+                    members |= (1 << STEPS + self.about(message)) * (operation == 'DELETE')
+                elif operation == 'DELETE':
+                    wait = 3
+                else:
+                    wait = 2 if row['next_attempt_at'] == PARKED else 1
+        return count, members, left, about, gone, wait, continuations
+
+
+def joins(events):
+    """Join by join."""
+    ends, before, last = ends_of_transactions(events), {}, {}
+    tables = join_events(events, ends)
+    for at, (_, process, _) in enumerate(events):
+        before[at] = last.get(process, -1)
+        last[process] = at
+    result, left_out = [], collections.Counter()
+    for name, join in tables.joins.items():
+        try:
+            if name in tables.left_out:
+                raise LeftOut(tables.left_out[name])
+            told = Follower(join, tables, ends, before).follow()
+        except LeftOut as because:
+            left_out[str(because)] += 1
+            continue
+        begin = result[-1][-1] + 1 if result else 0
+        place = {at: n for n, at in enumerate(sorted({at for event in told for at in event[-2:]}), begin + 1)}
+        members = sum(1 << join.messages[message] for message in join.first_members)
+        result.append((RESET, 0, join.expected, members, *[0] * 6, begin, begin + 1))
+        result += [(*event[:-2], place[event[-2]], place[event[-1]]) for event in told]
+    followed = len(tables.joins) - sum(left_out.values())
+    print(f'# {followed} joins are followed, others are not: {dict(left_out)}')
+    if followed <= sum(left_out.values()):
+        raise ValueError('too few joins are as the model has them')
+    return result, {'MESSAGES': STEPS, 'LATE': STEPS, 'WORKERS': EVALUATORS}
+
+
+MODELS = {'lane': lanes, 'stream_cursor': streams, 'message': messages, 'waits': waits, 'join': joins}
+IN_ANY_ORDER = ('join',)    # in which each process takes its own events

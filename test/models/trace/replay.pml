@@ -6,12 +6,57 @@
  * with the next event of the trace, and is then as the code was.  Where it has
  * several ways to go on, it goes the one that the event tells.  So it never branches,
  * and where it cannot go on, or is not as the code was, code and model differ.
+ *
+ * But where the code reads what others write, without a lock, only this is known of an
+ * event: it was after the one before it of the same process, and before it was told.  Such
+ * a model defines REPLAY_PROCESSES, the number of its processes.  Each takes its own
+ * events, and Spin looks for an order in which all were in their times.
  */
 #ifdef REPLAY
 
 c_decl {
 \#include "replay.h"
 }
+
+#ifdef REPLAY_PROCESSES
+
+/* Of each process, the next event, and what it tells; whether it may be its turn. */
+int at[REPLAY_PROCESSES + 1];
+int told[(REPLAY_PROCESSES + 1) * 8];
+int turns;			/* a bit for each process */
+bool refused;			/* something is not as the code was */
+int ntaken, taken_by;
+
+#define v1 told[me * 8 + 1]
+#define v2 told[me * 8 + 2]
+#define v3 told[me * 8 + 3]
+#define v4 told[me * 8 + 4]
+#define v5 told[me * 8 + 5]
+#define v6 told[me * 8 + 6]
+#define v7 told[me * 8 + 7]
+
+#define LOOK_AT_EVENT c_code { \
+	replay_begin(REPLAY_PROCESSES, now.at); \
+	replay_look(REPLAY_PROCESSES, now.at, now.told, &now.turns, now.ntaken); \
+}
+
+inline next_event()
+{
+	taken_by = me;
+	ntaken = ntaken + !refused;
+	c_code {
+		now.at[now.taken_by] = replay_after(now.at[now.taken_by]);
+		replay_look(REPLAY_PROCESSES, now.at, now.told, &now.turns, now.ntaken);
+	};
+	taken_by = 0
+}
+
+#define NEXT(event) (told[me * 8] == event)
+#define TOLD(event) (NEXT(event) && (turns & (1 << me)) && !refused)
+#define TELLS(condition) refused = refused || !(condition)
+#define HAS_ENDED (ntaken > 0 && turns == 0 && !refused)
+
+#else
 
 #define byte int
 
@@ -40,14 +85,18 @@ inline next_event()
  * the event tells; and the end of such a step.
  */
 #define TOLD(event) (what == event && who == me)
-#define WAY(condition) (condition)
 #define TELLS(condition) assert(condition)
+#define HAS_ENDED (at > 0 && what == 0)
+
+#endif
+
+#define WAY(condition) (condition)
 #define FOLLOWED next_event()
 
 /* One order in which the model can take all of its steps is enough. */
 active proctype end_of_trace()
 {
-	at > 0 && what == 0 -> c_code { wrapup(); }
+	HAS_ENDED -> c_code { wrapup(); }
 }
 
 #else
