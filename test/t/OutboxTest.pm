@@ -286,10 +286,16 @@ sub end_call
 		$dbh->pg_cancel;
 		return { rows => [], state => 'did not end', seconds => $took };
 	}
-	my $rows = eval { $dbh->pg_result; $call->{statement}{NUM_OF_FIELDS} ? $call->{statement}->fetchall_arrayref : [] };
+	my $state = '';
+	# a new DBD::Pg does not raise the error of a call that was cancelled
+	my $rows = eval {
+		$dbh->pg_result;
+		$state = $dbh->state;
+		$call->{statement}{NUM_OF_FIELDS} ? $call->{statement}->fetchall_arrayref : [];
+	};
 	return {
 		rows => $rows // [],
-		state => $rows ? '' : $dbh->state || '08006',
+		state => $rows ? $state : $dbh->state || '08006',
 		seconds => $took
 	};
 }
