@@ -43,6 +43,19 @@ AS $$
         SELECT g.pid FROM strong g
         UNION
         SELECT b.pid FROM strong g, unnest(pg_blocking_pids(g.pid)) b(pid) WHERE g.waits
+    ), known AS MATERIALIZED (
+        SELECT a.pid, a.backend_type, a.application_name, a.state, a.xact_start
+          FROM sessions o
+          JOIN pg_stat_activity a ON a.pid = o.pid
+         -- on a standby the startup process has no such time
+         WHERE (a.xact_start < clock_timestamp() - _lockers.age OR _lockers.age = interval '0')
+           AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
+    ), blockers AS MATERIALIZED (
+        -- one look at the table of locks for each session that waits, and none in vain
+        SELECT b.pid, count(DISTINCT w.pid) AS n
+          FROM pg_stat_activity w, unnest(pg_blocking_pids(w.pid)) b(pid)
+         WHERE w.wait_event_type = 'Lock' AND EXISTS (SELECT FROM known)
+         GROUP BY b.pid
     )
     SELECT a.pid,
            concat_ws(', ', format('process %s', a.pid),
@@ -50,18 +63,11 @@ AS $$
                      'application ' || nullif(a.application_name, ''), a.state,
                      'since ' || date_trunc('second', a.xact_start),
                      CASE WHEN g.waits THEN 'waits for ' ELSE 'has ' END || g.locks,
-                     format('%s others wait for it', w.n)),
-           a.xact_start, coalesce(g.waits, false), coalesce(g.alone, false), w.n
-      FROM sessions o
-      JOIN pg_stat_activity a ON a.pid = o.pid
-      LEFT JOIN strong g ON g.pid = o.pid
-     CROSS JOIN LATERAL (SELECT count(*) AS n
-                           FROM pg_stat_activity w
-                          WHERE w.wait_event_type = 'Lock'
-                            AND a.pid = ANY (pg_blocking_pids(w.pid))) w
-     -- on a standby the startup process has no such time
-     WHERE (a.xact_start < clock_timestamp() - _lockers.age OR _lockers.age = interval '0')
-       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
+                     format('%s others wait for it', coalesce(w.n, 0))),
+           a.xact_start, coalesce(g.waits, false), coalesce(g.alone, false), coalesce(w.n, 0)
+      FROM known a
+      LEFT JOIN strong g ON g.pid = a.pid
+      LEFT JOIN blockers w ON w.pid = a.pid
 $$;
 
 COMMENT ON FUNCTION outbox._lockers(interval) IS
