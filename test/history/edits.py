@@ -331,7 +331,8 @@ def a_done_message_is_not_seen(history, facts):
         for call in history.calls:
             for row_id in call.args['ids'] if call.op == 'look_for' else ():
                 for settle in facts.settles['', row_id]:
-                    if settle.op == 'ack' and settle.sure and call.end < settle.begin + 500000:
+                    if (settle.op == 'ack' and settle.sure and settle.call.client == call.client
+                            and settle.call.end <= call.begin and call.end < settle.begin + 500000):
                         yield call
 
     first(seen(), 'look').result = []

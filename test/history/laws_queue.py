@@ -132,7 +132,9 @@ def kept(facts):
     """What is done can be seen as long as it is to be kept."""
     for call in facts.by_op['look_for']:
         for row_id in call.args['ids'] if call.outcome == OK else ():
-            ends = [settle for settle in facts.settles.get(('', row_id), ()) if settle.op == 'ack' and settle.sure]
+            # after a drop another message may be given the id that a client still looks for
+            ends = [settle for settle in facts.settles.get(('', row_id), ()) if settle.op == 'ack' and settle.sure
+                    and settle.call.client == call.client and settle.call.end <= call.begin]
             over = min((facts.later(settle.begin, settle.call.end, SHORT_KEPT / 1000000) for settle in ends), default=0)
             if call.end < over and row_id not in call.result:
                 yield f'{call} does not see id {row_id}, done by {ends[0].call}'

@@ -214,6 +214,13 @@ def try_ordeals(history, report):
     report.say(not check.check(eras[0], judge.laws_of(eras[0])).anomalies, 'its first era is sound')
     report.say('from nowhere' in check.check(eras[1], judge.laws_of(eras[1])).laws(),
                'planted in its second era: messages of the first: from nowhere')
+    # a client that goes on over a drop looks for an id that another message is given
+    late = copy.deepcopy(history)
+    looks = [call for call in late.calls if call.op == 'look_for' and call.outcome == OK]
+    for call in looks:
+        call.begin, call.end, call.result = 0, 1, []
+    late.calls.sort(key=lambda call: call.begin)
+    report.say(looks and not check.check(late, {'kept'}).anomalies, 'who looks before a message is done need not see it')
     lose_message(eras[0].final)
     report.say(bool(check.check(eras[0], judge.laws_of(eras[0])).anomalies), 'planted in its first era: a message is gone')
 
