@@ -73,6 +73,40 @@ $$;
 COMMENT ON FUNCTION outbox._lockers(interval) IS
     'Sessions whose transactions keep others from the tables.';
 
+-- _preparers(age)
+--     Prepared transactions that are older than that, and keep others from the tables. They
+--     have no process, so nothing says who waits for them.
+CREATE FUNCTION outbox._preparers(age interval)
+RETURNS TABLE (
+    gid      text,
+    who      text,
+    prepared timestamptz,
+    strong   boolean
+)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT x.gid,
+           concat_ws(', ', format('%L since %s', x.gid, date_trunc('second', x.prepared)),
+                     'has ' || string_agg(DISTINCT format('%s on outbox.%s', k.mode, c.relname),
+                                          ', ') FILTER (WHERE k.mode <> 'RowExclusiveLock')),
+           x.prepared, bool_or(k.mode <> 'RowExclusiveLock')
+      FROM pg_locks k
+      JOIN pg_class c ON c.oid = k.relation AND c.relnamespace = 'outbox'::regnamespace
+      JOIN pg_locks i ON i.virtualtransaction = k.virtualtransaction
+                     AND i.locktype = 'transactionid' AND i.mode = 'ExclusiveLock'
+      JOIN pg_prepared_xacts x ON x.transaction = i.transactionid
+     WHERE k.locktype = 'relation' AND k.pid IS NULL
+       AND k.mode NOT IN ('AccessShareLock', 'RowShareLock', 'ShareUpdateExclusiveLock')
+       AND k.database = (SELECT d.oid FROM pg_database d
+                          WHERE d.datname = current_database())
+       AND x.prepared < clock_timestamp() - _preparers.age
+     GROUP BY x.gid, x.prepared
+$$;
+
+COMMENT ON FUNCTION outbox._preparers(interval) IS
+    'Prepared transactions that keep others from the tables.';
+
 -- _transaction_status()
 --     The rows of status() about transactions that stay open after they have written a
 --     live table, or locked one: others do not see their messages, cannot claim what they
@@ -82,19 +116,6 @@ RETURNS TABLE (component text, ok boolean, status text, detail text, hint text)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH prepared AS (
-        SELECT DISTINCT x.gid, x.prepared
-          FROM pg_locks k
-          JOIN pg_class c ON c.oid = k.relation AND c.relnamespace = 'outbox'::regnamespace
-          JOIN pg_locks i ON i.virtualtransaction = k.virtualtransaction
-                         AND i.locktype = 'transactionid' AND i.mode = 'ExclusiveLock'
-          JOIN pg_prepared_xacts x ON x.transaction = i.transactionid
-         WHERE k.locktype = 'relation' AND k.pid IS NULL
-           AND k.mode NOT IN ('AccessShareLock', 'RowShareLock', 'ShareUpdateExclusiveLock')
-           AND k.database = (SELECT d.oid FROM pg_database d
-                              WHERE d.datname = current_database())
-           AND x.prepared < clock_timestamp() - interval '1 minute'
-    )
     SELECT 'open transactions', count(*) = 0, count(*)::text,
            left(string_agg(s.who, '; ' ORDER BY s.blocked DESC, s.xact_start), 500),
            CASE WHEN count(*) > 0 THEN
@@ -107,12 +128,11 @@ AS $$
      WHERE a.wait_event_type IS DISTINCT FROM 'Lock'
     UNION ALL
     SELECT 'prepared transactions', count(*) = 0, count(*)::text,
-           left(string_agg(format('%L since %s', p.gid, date_trunc('second', p.prepared)), '; '
-                           ORDER BY p.prepared), 500),
+           left(string_agg(p.who, '; ' ORDER BY p.prepared), 500),
            CASE WHEN count(*) > 0 THEN
                'They hold messages as open transactions do. COMMIT PREPARED or ROLLBACK '
                'PREPARED.' END
-      FROM prepared p
+      FROM outbox._preparers('1 minute') p
 $$;
 
 COMMENT ON FUNCTION outbox._transaction_status() IS
@@ -126,11 +146,17 @@ LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT 'locked tables', false, 'cannot be read',
-           left(string_agg(l.who, '; ' ORDER BY l.waits, l.blocked DESC, l.xact_start), 500),
+           left(string_agg(l.who, '; ' ORDER BY l.waits, l.blocked DESC NULLS FIRST, l.since), 500),
            'Until then nothing can be enqueued or claimed, and other rows are not known. Let the '
            'first of these end, or pg_cancel_backend() what waits for the lock.'
-      FROM outbox._lockers('0') l
-     WHERE l.waits OR l.blocked > 0 OR l.alone
+      FROM (SELECT s.who, s.waits, s.blocked, s.xact_start
+              FROM outbox._lockers('0') s
+             WHERE s.waits OR s.blocked > 0 OR s.alone
+            UNION ALL
+            -- one that has only written blocks who asks for a strong lock
+            SELECT 'prepared transaction ' || p.who, false, CASE WHEN NOT p.strong THEN 0 END,
+                   p.prepared
+              FROM outbox._preparers('0') p) l (who, waits, blocked, since)
     UNION ALL
     SELECT * FROM outbox._transaction_status()
 $$;

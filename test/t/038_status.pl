@@ -493,12 +493,20 @@ $locker->commit;
 waitpid $blocked, 0;
 is(count_of($held, "outbox.messages WHERE payload = 'w'"), 1, 'the enqueue goes on');
 
-# it is only asked for, behind a session that has read the table
+# a prepared transaction has no process
+$locker->do($_) for 'BEGIN', 'LOCK TABLE outbox.queue IN ACCESS EXCLUSIVE MODE', "PREPARE TRANSACTION 'keeper'";
+says('locked tables', "cannot be read prepared transaction 'keeper' since [-0-9:+ ]*, has AccessExclusiveLock on outbox.queue Until then", $held);
+$locker->do("ROLLBACK PREPARED 'keeper'");
+is_over('locked tables', $held);
+
+# it is only asked for, behind a prepared transaction that has written, and a session that has read the table
+$locker->do($_) for 'BEGIN', "SELECT outbox.enqueue('slow', 'v')", "PREPARE TRANSACTION 'writer'";
 $open->begin_work;
 $open->do('SELECT FROM outbox.queue LIMIT 1');
 $blocked = client(sub { connect_to($node, db => 'held')->do('CLUSTER outbox.queue USING queue_pkey') });
-says('locked tables', "cannot be read process $open->{pg_pid}, application forgetful, $since, 1 others wait for it; process \\d+, .*active, since [-0-9:+ ]*, waits for AccessExclusiveLock on outbox.queue, 0 others wait for it Until then", $held);
+says('locked tables', "cannot be read process $open->{pg_pid}, application forgetful, $since, 1 others wait for it; prepared transaction 'writer' since [-0-9:+ ]*; process \\d+, .*active, since [-0-9:+ ]*, waits for AccessExclusiveLock on outbox.queue, 0 others wait for it Until then", $held);
 $open->commit;
+$locker->do("COMMIT PREPARED 'writer'");
 waitpid $blocked, 0;
 is(value($held, "SELECT indisclustered FROM pg_index WHERE indexrelid = 'outbox.queue_pkey'::regclass"), 1, 'CLUSTER goes on');
 is_over('locked tables', $held);
