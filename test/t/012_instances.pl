@@ -751,32 +751,72 @@ sub enter_deeds
 
 # --- leases
 
-# When an instance may have been removed by others: spans of time. A sign of
-# life may be 100 ms older than the call that gave it.
-my %removals;
+# The calls that may have removed others, by their starts; and those whose ends are not known.
+my (@told, @untold, $longest);
 
-sub removals
+sub sort_calls
+{
+	my @calls = sort { $a->{start} <=> $b->{start} } map { @$_ } values %calls;
+
+	@told = grep { $_->{did} } @calls;
+	@untold = grep { !$_->{did} } @calls;
+	$longest = max(0, map { $_->{end} - $_->{start} } @told);
+	return;
+}
+
+# How many of these calls start at that time or before it.
+sub started
+{
+	my ($calls, $time) = @_;
+	my ($low, $high) = (0, scalar @$calls);
+
+	while ($low < $high)
+	{
+		my $middle = ($low + $high) >> 1;
+		if ($calls->[$middle]{start} <= $time) { $low = $middle + 1 }
+		else { $high = $middle }
+	}
+	return $low;
+}
+
+# When an instance was silent for a second: spans of time. A sign of life may be
+# 100 ms older than the call that gave it.
+my %silences;
+
+sub silences
 {
 	my $owner = shift;
 
-	return @{ $removals{$owner} } if $removals{$owner};
+	return @{ $silences{$owner} } if $silences{$owner};
 	my @alive = sort { $a->{start} <=> $b->{start} } grep { $_->{did} } @{ $calls{$owner} };
-	my @others = map { @{ $calls{$_} } } grep { $_ ne $owner } keys %calls;
-	my @spans;
+	my @spans = map { [ $alive[$_]{start} - $second / 10, $_ < $#alive ? $alive[ $_ + 1 ]{end} : 9e18 ] } 0 .. $#alive;
 
-	for my $i (0 .. $#alive)
+	$silences{$owner} = [ grep { $_->[1] - $_->[0] >= $second } @spans ];
+	return @{ $silences{$owner} };
+}
+
+# May others have removed the instance between these times? A few of all calls are
+# looked at, since there is an instance for each fault.
+sub was_removed
+{
+	my ($owner, $start, $end) = @_;
+
+	for my $silence (silences($owner))
 	{
-		my $since = $alive[$i]{start} - $second / 10;
-		my $until = $i < $#alive ? $alive[ $i + 1 ]{end} : 9e18;
-		next if $until - $since < $second;
-		for my $call (grep { $_->{end} >= $since + $second && $_->{start} <= $until } @others)
+		my ($since, $until) = @$silence;
+		next if $since + $second > $end || $until < $start;
+		my $first = max($since + $second, $start) - $longest;
+		my $last = min($until, $end);
+		my @calls = (@told[ started(\@told, $first - 1) .. started(\@told, $last) - 1 ],
+			@untold[ 0 .. started(\@untold, $last) - 1 ]);
+		for my $call (grep { $_->{owner} ne $owner } @calls)
 		{
 			my $from = max($since + $call->{stale} * $second, $call->{start});
-			push @spans, [ $from, min($until, $call->{end}) ] if $from <= min($until, $call->{end});
+			my $to = min($until, $call->{end});
+			return 1 if $from <= $to && $from <= $end && $to >= $start;
 		}
 	}
-	$removals{$owner} = \@spans;
-	return @spans;
+	return 0;
 }
 
 # Had this lease ended when the other call was made?
@@ -787,7 +827,7 @@ sub had_ended
 	return 1 if $claim->{until} <= $end;
 	return 1 if grep { $_ <= $end } @{ $claim->{given_back} };
 	return 1 if grep { $_ >= $claim->{start} && $_ <= $end } @{ $byes{ $claim->{owner} } // [] };
-	return 0 unless grep { $_->[0] <= $end && $_->[1] >= $claim->{start} } removals($claim->{owner});
+	return 0 unless was_removed($claim->{owner}, $claim->{start}, $end);
 	$count{removed}++;
 	return 1;
 }
@@ -940,6 +980,7 @@ sub check_streams
 sort_streams();
 check_messages();
 enter_deeds();
+sort_calls();
 check_leases();
 check_streams();
 
