@@ -70,7 +70,7 @@ sub all_is_delivered
 {
 	my $name = shift;
 
-	return ok(poll(sub { !value($dbh, 'SELECT outbox._publishes_later()::int') }, 120), "$name: nothing is left to do");
+	return ok(poll(sub { !value($dbh, 'SELECT outbox._publishes_later()::int') }, 100 + 20 * $scale), "$name: nothing is left to do");
 }
 
 sub clear
