@@ -30,9 +30,20 @@ def replays_of(facts, one):
     for call in facts.by_op['replay']:
         if facts.fate(call) == ABORTED or call.end < one.begin:
             continue
-        most += 1
-        least += call.outcome == OK and one.committed < call.begin
+        if call.args.get('topics') and not any(wants(pattern, None, one) for pattern in call.args['topics']):
+            continue
+        sure, perhaps = within(facts, one, call.args.get('since'), call.args.get('until'))
+        most += perhaps
+        least += sure and call.outcome == OK and one.committed < call.begin
     return least, most
+
+
+def within(facts, one, since, until):
+    """Whether it was published between these times: surely, and perhaps."""
+    if facts.moves and (since or until):
+        return False, True
+    return ((not since or since <= one.begin) and (not until or one.end < until),
+            (not since or since <= one.end) and (not until or one.begin < until))
 
 
 def how_often(facts, one):
@@ -54,19 +65,20 @@ def lives(facts):
             for call in facts.by_op['subscribe'] if facts.fate(call) != ABORTED}
 
 
-def while_there(one, made, ends):
+def while_there(facts, one, made, ends):
     """How often a subscription that comes and goes gets a publication, at least and at most."""
     if not wants(OTHERS_WANT, None, one):
         return 0, 0
+    sure, perhaps = within(facts, one, made.args.get('since'), None)
     if made.end < one.begin:
-        before, least = False, 1
-    elif one.committed < made.begin:
-        before, least = True, int(made.args['start'])
+        least = most = 1
     else:
-        before, least = True, int(made.args['start'])
-        if not made.args['start']:
-            return 0, 1
-    most = least if before and not made.args['start'] else 1
+        least, most = int(made.args['start'] and sure), int(made.args['start'] and perhaps)
+        if one.committed >= made.begin:
+            # it may have been there when that was published
+            most = 1
+            if not made.args['start']:
+                return 0, 1
     if made.outcome != OK:
         least = 0
     if any(call.outcome == OK and call.end < one.begin for call in ends):
@@ -89,7 +101,7 @@ def published(facts):
     others = lives(facts)
     for one in facts.publications:
         wanted = how_often(facts, one)
-        wanted.update((name, while_there(one, *life)) for name, life in others.items())
+        wanted.update((name, while_there(facts, one, *life)) for name, life in others.items())
         for name, (least, most) in wanted.items():
             # what is done in the background may have been cut off
             if one.fate != COMMITTED or facts.cut:

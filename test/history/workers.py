@@ -7,7 +7,7 @@ from and until are the server's times, which process_work_batch does not tell.
 import time
 import uuid
 
-from clients import Client, Lost
+from clients import Client, Lost, age, timestamp
 from plan import (CLAIMED_TOPICS, HANDLER_NAMES, OTHERS_WANT, PURGED, REDRIVEN, REPLAYED, SHORT, SUBSCRIPTIONS, TENANTS, TIMED, read_payload,
                   wrong_fields)
 
@@ -270,9 +270,9 @@ class Subscriber(Worker):
             self.unsubscribe(self.own.pop(0))
         elif roll < 0.06 and len(self.own) < 4 and self.lives < 20:
             self.own.append(self.subscribe())
-        elif roll < 0.08 and self.replays < 3:
+        elif roll < 0.09 and self.replays < 5:
             self.replays += 1
-            self.call('replay', "SELECT outbox.replay(%s, '-infinity')", (REPLAYED,), args={'subscription': REPLAYED})
+            self.replay()
         else:
             self.store = '@' + chance.choice([*SUBSCRIPTIONS, *self.own * 2])
             self.forgotten = self.past.setdefault(self.store, [])
@@ -288,7 +288,7 @@ class Subscriber(Worker):
         self.lives += 1
         args = {'subscription': f'd{self.name}.{self.serial}', 'start': self.chance.random() < 0.5}
         self.call('subscribe', 'SELECT outbox.subscribe(%s, %s, start_at => %s)',
-                  (args['subscription'], [OTHERS_WANT], '-infinity' if args['start'] else None), args=args)
+                  (args['subscription'], [OTHERS_WANT], timestamp(args.get('since')) or ('-infinity' if args['start'] else None)), args=args)
         return args['subscription']
 
     def unsubscribe(self, name):
@@ -298,6 +298,19 @@ class Subscriber(Worker):
 
 
 class Patient(Worker):
+    def replay(self):
+        """All that there was, or what was published in a time, or in some topics."""
+        chance = self.chance
+        args = {'subscription': REPLAYED}
+        if chance.random() < 0.5:
+            args['since'] = age(-chance.randrange(500, 6000))
+        if chance.random() < 0.4:
+            args['until'] = age(-chance.randrange(6000))
+        if chance.random() < 0.4:
+            args['topics'] = chance.choice((['pub.*'], ['pub.b.#'], ['pub.b', 'pub.wide']))
+        self.call('replay', 'SELECT outbox.replay(%s, %s, %s, %s)',
+                  (REPLAYED, timestamp(args.get('since')) or '-infinity', timestamp(args.get('until')), args.get('topics')), args=args)
+
     """Takes whatever is left when all others have gone."""
     kind = 'patient'
 
@@ -306,6 +319,8 @@ class Patient(Worker):
         count = 0
         deliveries = [(f'@{name}', CLAIM_DELIVERIES) for name, in self.server.rows(
             'SELECT subscription FROM outbox.subscriptions WHERE ready + leased > 0', db=self.db)]
+        if args['start'] and self.chance.random() < 0.3:
+            args['since'] = age(-self.chance.randrange(500, 6000))
         for store, statement in (('', CLAIM), ('_inbox', CLAIM), ('_timers', CLAIM_DUE), ('_job_runs', CLAIM_DUE), *deliveries):
             self.store, self.statement = store, statement
             args = {'owner': self.owner, 'store': store, 'lease': 30, 'batch': 1000}
