@@ -107,6 +107,10 @@ class Row:
 
 class Facts:
     def __init__(self, history):
+    stream: str
+    priority: int
+    error: str
+    size: str           # as its payload says it
         self.calls = history.calls
         self.expected, self.moves, self.dumped = history.expected, history.moves, history.dumped
         self.final, self.cut = history.final, history.cut

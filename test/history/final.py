@@ -6,7 +6,8 @@ FINAL = {
                ELSE split_part(left(payload, 100), '|', 1) END, topic, namespace, status, attempts, failure_reason, processed_by,
                (extract(epoch FROM CASE WHEN status IN (2, 3) THEN coalesce(processed_at, updated_at) END) * 1000000)::bigint,
                (extract(epoch FROM created_at) * 1000000)::bigint,
-               dedupe_key, retry_count, tenant_id::text, correlation_id, headers
+               dedupe_key, retry_count, tenant_id::text, correlation_id, headers, stream_id::text, priority, last_error,
+               CASE WHEN topic <> 'join.wait' THEN split_part(left(payload, 100), '|', 2) END
           FROM outbox.messages WHERE published_id IS NULL""",
     'deliveries': """
         SELECT subscription, message_id::text, split_part(left(payload, 100), '|', 1), status, published_id::text, failure_reason

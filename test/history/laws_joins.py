@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 
 from facts import ABORTED, COMMITTED, DEAD, DONE
 from law import law
+from plan import BROKEN, BROKEN_SIZE, JOINED
 from record import OK
 
 
@@ -22,6 +23,7 @@ def join_counts(facts):
         if end is not None and status != end:
             yield f'join {join}: member {member} has status {status}, and ended with {end}'
     cancelled = {call.args['join'] for call in facts.by_op['cancel_join'] if facts.fate(call) != ABORTED and call.result is not False}
+    surely = {call.args['join'] for call in facts.by_op['cancel_join'] if facts.fate(call) == COMMITTED and call.result is True}
     wanted = {call.result: call.args['expected'] for call in facts.by_op['start_join'] if facts.fate(call) == COMMITTED}
     joins = {row[0]: row for row in facts.final.get('joins', ())}
     for join, expected in wanted.items():
@@ -31,6 +33,8 @@ def join_counts(facts):
             yield f'join {join} expects {joins[join][2]}, not {expected}'
     for join, _, expected, completed, failed, status in joins.values():
         ended = Counter(members[join].values())
+        if join in surely and status != 3:
+            yield f'join {join} was cancelled, and has status {status}'
         if join in cancelled:
             continue
         if completed + failed != min(expected, ended[1] + ended[2]):
@@ -58,8 +62,8 @@ def continuations(facts):
     """Each wait is followed by what its join's end demands, once."""
     came = defaultdict(list)
     for row in facts.rows:
-        if row.topic in ('joined', 'broken'):
-            came[row.tag].append(row.topic)
+        if row.topic in (JOINED, BROKEN):
+            came[row.tag].append((row.topic, row.namespace, row.size))
     joins = {row[0]: row for row in facts.final.get('joins', ())}
     waits = {row.tag for row in facts.rows if row.topic == 'join.wait'}
     for call in facts.by_op['enqueue_join_wait']:
@@ -70,7 +74,8 @@ def continuations(facts):
         if args['tag'] not in waits or args['join'] not in joins:
             continue
         status, failed = joins[args['join']][5], joins[args['join']][4]
-        on_fail = ['broken'] if args['on_fail'] else []
-        want = {1: ['joined'], 2: on_fail if args['if_failed'] and failed else ['joined'], 3: on_fail}.get(status, [])
+        on_fail = [(BROKEN, args['namespace'], str(BROKEN_SIZE))] if args['on_fail'] else []
+        on_end = [(JOINED, args['namespace'], '0')]
+        want = {1: on_end, 2: on_fail if args['if_failed'] and failed else on_end, 3: on_fail}.get(status, [])
         if came[args['tag']] != want:
             yield f'wait {args["tag"]} on a join of status {status} was followed by {came[args["tag"]]}, not {want}'

@@ -29,6 +29,7 @@ TIMED, RUN, JOINED, BROKEN = 'timed', 'run', 'joined', 'broken'
 CLAIMED_TOPICS = TOPICS + (SHORT, OPERATED, REDRIVEN, PURGED, FOLLOWS, TIMED, RUN, JOINED, BROKEN)
 NAMESPACES = ('default', 'other')
 HANDLER_NAMES = ('h0', 'h1')    # of the inbox
+BROKEN_SIZE = 7
 MAX_ATTEMPTS = 12
 DUE_ATTEMPTS = 10               # of timers, runs and the inbox
 RARE = {3: 'job', 6: 'timer', 8: 'publish', 10: 'inbox', 13: 'join'}

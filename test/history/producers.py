@@ -5,7 +5,8 @@ import json
 import time
 
 from clients import Client, Refused, age, timestamp
-from plan import BROKEN, HANDLED, HANDLER_NAMES, JOINED, RUN, TIMED, TOPICS, Plan, marks, number_uuid, payload
+from plan import (BROKEN, BROKEN_SIZE, HANDLED, HANDLER_NAMES, JOINED, NAMESPACES, RUN, TIMED, TOPICS, Plan, marks, number_uuid,
+                  payload)
 
 ENQUEUE = """
     (topic => %(topic)s, payload => %(payload)s::text, namespace => %(namespace)s,
@@ -195,11 +196,12 @@ class Producer(Client):
             fails = chance.random() < 0.5
             on_fail = chance.random() < 0.7
             tag = f'{step.tag}.w{number}~{chance.choice(("", "h"))}'
-            args = {'join': join, 'tag': tag, 'if_failed': fails, 'on_fail': on_fail}
+            args = {'join': join, 'tag': tag, 'if_failed': fails, 'on_fail': on_fail, 'namespace': chance.choice(NAMESPACES)}
+            # the two continuations differ in size
             self.call('enqueue_join_wait', """
-                SELECT outbox.enqueue_join_wait(%s::uuid, %s, %s, %s::text, %s, %s::text, headers => %s::jsonb)
+                SELECT outbox.enqueue_join_wait(%s::uuid, %s, %s, %s::text, %s, %s::text, namespace => %s, headers => %s::jsonb)
                 """, (join, fails, JOINED, payload(tag), BROKEN if on_fail else None,
-                      payload(tag) if on_fail else None, as_json(marks(tag)[1])), args=args)
+                      payload(tag, BROKEN_SIZE) if on_fail else None, args['namespace'], as_json(marks(tag)[1])), args=args)
 
         def enqueue_step(tx, one):
             self.call('enqueue_step', """
@@ -248,8 +250,13 @@ class Producer(Client):
         self.within(step, lambda tx: [enqueue_step(tx, message(number)) for number in steps])
         for number in range(before, waits):
             wait(number)
-        if chance.random() < 0.08:
-            self.call('cancel_join', 'SELECT outbox.cancel_join(%s::uuid)', (join,), args={'join': join})
+        if chance.random() < 0.16:
+            # at once, or when it may have ended
+            cancel = functools.partial(self.call, 'cancel_join', 'SELECT outbox.cancel_join(%s::uuid)', (join,), args={'join': join})
+            if chance.random() < 0.5:
+                cancel()
+            else:
+                self.late.append((self.number + chance.randrange(1, 30), cancel))
 
     # timers and runs
 
