@@ -139,6 +139,9 @@ class Client:
         except Lost:
             # there may be one nevertheless, which this client must end
             pass
+        if self.chance.random() < 0.2:
+            # claims come across what it has locked
+            time.sleep(self.chance.uniform(0.05, 0.8))
         while self.connect():
             try:
                 self.call(how.replace(' ', '_'), f"{how.upper()} '{tx}'", tx=tx)

@@ -4,8 +4,8 @@ import laws_leases
 import laws_publish
 import laws_waits
 import record
-from facts import ABORTED, COMMITTED, DONE
-from plan import BOOST, TENANTS, marks
+from facts import ABORTED, COMMITTED, DEAD, DONE
+from plan import BOOST, BROKEN_SIZE, IS_NEW, KEEP_INBOX, PURGED, REDRIVEN, TENANTS, marks
 from record import Call, OK
 
 EDITS = {}
@@ -565,3 +565,158 @@ def a_stream_has_two_at_once(history, facts):
 def a_strict_call_is_lax(history, facts):
     call = first((call for call in facts.by_op['ack'] if call.args.get('strict') and call.outcome == OK and not call.tx), 'strict ack')
     call.result -= 1
+
+
+@edit('flags')
+def a_message_is_said_to_be_new(history, facts):
+    call = first((call for call in history.calls if call.op == 'work_batch' and call.outcome == OK
+                  and any(entry[0] == 'outbox' and entry[1][1] in facts.messages for entry in call.result or ())), 'message of an instance')
+    entry = first((entry for entry in call.result if entry[0] == 'outbox' and entry[1][1] in facts.messages), 'message')
+    entry[3] ^= IS_NEW
+
+
+@edit('swapped')
+def a_message_loses_its_stream(history, facts):
+    row = first((row for row in plain_rows(history, facts) if row[16]), 'message of a stream')
+    replace(history.final['messages'], row, row[:16] + [None] + row[17:])
+
+
+@edit('swapped')
+def a_message_loses_its_key(history, facts):
+    row = first((row for row in plain_rows(history, facts) if row[11]), 'message with a key')
+    replace(history.final['messages'], row, row[:11] + [None] + row[12:])
+
+
+@edit('dedupe keys')
+def a_key_of_another_topic_is_refused(history, facts):
+    call, number = first(((call, number) for call in facts.by_op['try_enqueue'] for number, made in enumerate(call.args['messages'])
+                          if made.get('key') and call.outcome == OK and call.result[number][1] is False), 'duplicate')
+    other = first((m for m in facts.messages.values() if m.enqueued and m.message_id and m.fate == COMMITTED
+                   and m.scope() != facts.messages[call.args['messages'][number]['tag']].scope()), 'message')
+    call.result[number][0] = other.message_id
+
+
+@edit('dedupe keys')
+def a_key_is_not_freed(history, facts):
+    message = first((m for m in facts.messages.values() if m.key and m.fate == COMMITTED and not m.enqueued
+                     and any(m.message_id == other.message_id and other.end < m.begin for other in facts.messages.values()
+                             if other.enqueued)), 'duplicate')
+    holder = first((m for m in facts.messages.values() if m.enqueued and m.message_id == message.message_id), 'message')
+    new_call(history, 'sound', 'cancel', {'tag': holder.tag}, message.begin - 2000, True)
+
+
+@edit('counters')
+def an_error_is_not_noted(history, facts):
+    row = first((row for row in plain_rows(history, facts) if row[12] and ('', row[0]) not in facts.requeued), 'retried message')
+    replace(history.final['messages'], row, row[:18] + [None] + row[19:])
+
+
+@edit('ended without cause')
+def what_failed_has_another_reason(history, facts):
+    row = first((row for row in history.final['messages'] if row[5] == DEAD and row[7] == 4), 'failed message')
+    replace(history.final['messages'], row, row[:7] + [99] + row[8:])
+
+
+@edit('purged')
+def what_is_ready_is_purged_as_dead(history, facts):
+    there = {row[2] for row in history.final['messages']}
+    tag = first((m.tag for m in facts.messages.values() if m.topic == PURGED and m.namespace == 'default' and m.fate == COMMITTED
+                 and m.tag not in there and m.tag not in facts.ids_by_tag), 'message that was purged before it was handed out')
+    first((made for call in history.calls for made in call.args.get('messages', ()) if made['tag'] == tag), 'call')['namespace'] = 'other'
+
+
+@edit('handed out after its end')
+def what_failed_comes_back_by_itself(history, facts):
+    def back():
+        for key in facts.requeued:
+            message = facts.messages.get(facts.leases[key][0].tag) if facts.leases.get(key) and not key[0] else None
+            for settle in facts.settles.get(key, ()):
+                if message and message.topic == REDRIVEN and settle.op == 'fail' and settle.sure and any(lease.first > settle.end for lease in facts.leases[key]):
+                    yield message
+
+    first(back(), 'message that was redriven')
+    for call in history.calls:
+        if call.op == 'redrive':
+            call.args['namespace'] = 'nowhere'
+
+
+@edit('attempts count')
+def a_nack_in_the_last_attempt_is_tried_again(history, facts):
+    statuses = {row[0]: row[5] for row in history.final['messages']}
+    settle = first((settle for key, settles in facts.settles.items() for settle in settles
+                    if settle.op == 'nack' and settle.sure and settle.attempt and statuses.get(key[1]) == DONE and not key[0]
+                    and key not in facts.requeued and laws_leases.all_count(facts, key, facts.leases[key][0].tag, settle.attempt)), 'retry')
+    settle.call.args['max'] = 1
+
+
+@edit('paused')
+def a_paused_subscription_is_handed_out(history, facts):
+    lease = first((several[0] for (store, _), several in facts.leases.items() if store == '@all'), 'delivery')
+    new_call(history, lease.call.db, 'pause', {'topic': 'all', 'namespace': 'default', 'kind': 'subscription'},
+             lease.call.begin - 2000, None)
+
+
+@edit('lease ends')
+def a_renewal_is_not_done(history, facts):
+    def looks():
+        for look in facts.by_op['look_at_leases']:
+            for entry in look.result or () if look.outcome == OK else ():
+                if not list(laws_leases.renewed_before(facts, look, *entry[:3])) and list(
+                        laws_leases.renewed_before(facts, look, *entry[:2], 0)):
+                    yield facts.leases['', entry[0]][-1], entry
+
+    lease, entry = first(looks(), 'look at what was renewed')
+    entry[2] = lease.call.begin + lease.call.args['lease'] * 1000000
+
+
+@edit('lease ends')
+def a_lease_outlives_its_owner(history, facts):
+    call = first((call for call in facts.by_op['look_for_leases'] if call.outcome == OK), 'look for leases')
+    call.result = [1]
+
+
+@edit('kept')
+def what_is_to_be_kept_is_gone(history, facts):
+    def found():
+        for row in history.final['inbox']:
+            ends = [settle for settle in facts.settles.get(('_inbox', row[0]), ()) if settle.op in ('ack', 'fail', 'nack')]
+            if ends and all(settle.call.args.get('flags') == KEEP_INBOX and settle.call.outcome == OK for settle in ends):
+                yield row
+
+    row = first(found(), 'message of the inbox that was to be kept')
+    history.final['inbox'].remove(row)
+
+
+@edit('join counts')
+def a_cancelled_join_goes_on(history, facts):
+    join = first((call.args['join'] for call in facts.by_op['cancel_join'] if call.result is True), 'cancelled join')
+    row = first((row for row in history.final['joins'] if row[0] == join), 'join')
+    replace(history.final['joins'], row, row[:5] + [2])
+
+
+@edit('continuations')
+def a_continuation_has_anothers_payload(history, facts):
+    row = first((row for row in history.final['messages'] if row[3] == 'joined'), 'continuation')
+    replace(history.final['messages'], row, row[:19] + [str(BROKEN_SIZE)])
+
+
+@edit('not asked for')
+def too_many_are_redriven(history, facts):
+    first((call for call in facts.by_op['redrive'] if call.outcome == OK), 'redrive').result = 6
+
+
+@edit('published')
+def a_replay_goes_beyond_its_end(history, facts):
+    call = first((call for call in facts.by_op['replay'] if call.outcome == OK and call.result), 'replay')
+    call.args['until'] = 1
+
+
+@edit('leases overlap')
+def a_leased_message_expires(history, facts):
+    streams = laws_leases.streams_of(facts).stream_of
+    row, settle = first(((row, settle) for row in plain_rows(history, facts) for lease in facts.leases.get(('', row[0]), ())[-1:]
+                         for settle in facts.settles.get(('', row[0]), ())
+                         if settle.op == 'ack' and settle.owner == lease.owner and lease.call.op == 'claim' and lease.certain
+                         and settle.begin > lease.last + 3000 and ('', row[0]) not in facts.requeued and ('', lease.tag) not in streams
+                         and laws_leases.lasts_until(facts, lease, settle.begin - 1000) > settle.begin), 'lease')
+    replace(history.final['messages'], row, row[:5] + [DEAD, row[6], 6, None, settle.begin - 1000] + row[10:])

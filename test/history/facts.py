@@ -8,7 +8,7 @@ seen.
 from collections import defaultdict
 from dataclasses import dataclass
 
-from plan import BOOST, FOLLOWS, HANDLED, REDRIVEN, RUN, TIMED
+from plan import BOOST, FOLLOWS, HANDLED, REDRIVEN, RUN, TIMED, TOPIC_PRIORITIES
 from record import ERROR, FOREVER, OK, UNKNOWN
 
 COMMITTED, ABORTED, DOUBTFUL = 'committed', 'aborted', 'doubtful'
@@ -36,9 +36,13 @@ class Message:
     expired_at: int = None  # from then on certainly; not the same where the clock was set
     priority: int = 0
 
+    def scope(self):
+        """Where its key is one, and the key."""
+        return self.namespace, self.topic, self.key
+
     def boost(self):
         """So much earlier than its due time it is handed out."""
-        return (self.priority or 0) * BOOST
+        return self.priority * BOOST
 
 
 @dataclass
@@ -103,14 +107,14 @@ class Row:
     tenant: str
     correlation: str
     headers: dict
-
-
-class Facts:
-    def __init__(self, history):
     stream: str
     priority: int
     error: str
     size: str           # as its payload says it
+
+
+class Facts:
+    def __init__(self, history):
         self.calls = history.calls
         self.expected, self.moves, self.dumped = history.expected, history.moves, history.dumped
         self.final, self.cut = history.final, history.cut
@@ -195,7 +199,8 @@ class Facts:
                     self.committed_by(call) if not call.tx else call.end,
                     call.result[number][0] if known else None, call.result[number][1] if known else True,
                     made.get('stream'), made.get('key'), made.get('due_at'), made.get('expires_at'), call.tx,
-                    self.committed_by(call), made.get('expired_at', made.get('expires_at')), made.get('priority'))
+                    self.committed_by(call), made.get('expired_at', made.get('expires_at')),
+                    TOPIC_PRIORITIES.get(made['topic'], 0) if made.get('priority') is None else made['priority'])
         # what met a serialization failure is tried again, with the same tags
         tried = {made['tag']: (call, number) for call in self.calls for number, made in enumerate(call.args.get('published', ()))}
         self.publications = [
@@ -309,8 +314,32 @@ class Facts:
                 signs.append(call.begin)
             if fate != ABORTED:
                 self.settle_batch(call)
-        for several in self.settles.values():
+        for key, several in self.settles.items():
             several.sort(key=lambda settle: settle.begin)
+            self.find_renewals(key, several)
+
+    def find_renewals(self, key, settles):
+        """process_work_batch does not say so, but who surely had a lease has renewed it."""
+        message = self.messages.get(self.leases[key][0].tag) if self.leases.get(key) and not key[0] else None
+        if message is None or message.stream or key in self.requeued or self.moves:
+            return
+        for settle in settles:
+            if settle.op != 'renew' or settle.call.op != 'work_batch' or settle.call.outcome != OK:
+                continue
+            before = [lease for lease in self.leases[key] if lease.first <= settle.end]
+            lease = before[-1] if before else None
+            others = [other for other in settles if other is not settle and lease and lease.first <= other.end and other.begin <= settle.end]
+            settle.sure = bool(
+                lease and lease.owner == settle.owner and lease.certain and lease.last < settle.begin
+                and all(other.sure and other.op == 'renew' and other.call.op == 'work_batch' for other in others)
+                and max([lease.until] + [other.begin + other.lease * 1000000 for other in others]) > settle.end
+                and self.was_there(settle.owner, settle.begin, settle.end))
+
+    def was_there(self, owner, begin, end):
+        """Whether an instance surely was one all this time."""
+        signs = [sign for sign in self.signs_of_life.get(owner, ()) if sign < begin]
+        return (bool(signs) and max(signs) + self.stale_after[owner] * 1000000 > end
+                and not any(at < end for at in self.given_back.get(owner, ())))
 
     def settle_all(self, call):
         ids = call.args['ids']

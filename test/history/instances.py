@@ -8,7 +8,7 @@ import json
 import time
 
 from clients import Client, Lost, Refused
-from plan import HANDLER_NAMES, TOPICS, marks, number_uuid, payload
+from plan import HANDLER_NAMES, KEEP_INBOX, TOPICS, marks, number_uuid, payload
 from workers import judge, new_owner
 
 SECTIONS = ('outbox_completions', 'inbox_completions', 'outbox_failures', 'inbox_failures',
@@ -17,7 +17,6 @@ SECTIONS = ('outbox_completions', 'inbox_completions', 'outbox_failures', 'inbox
 # what the record keeps as it was sent
 TOLD = SECTIONS[:6]
 DONE = {'outbox': 4, 'inbox': 2}
-KEEP_INBOX = 4      # flag: done messages of the inbox are kept
 
 
 class Instance(Client):
@@ -131,23 +130,25 @@ class Instance(Client):
         messages, received = self.new_messages(sections)
         receptors, perspectives = self.derived(sections)
         args = {'owner': self.owner, 'lease': self.LEASE, 'stale': self.STALE, 'batch': chance.randrange(1, 30),
-                'messages': messages, **{name: sections[name] for name in TOLD if sections[name]}}
+                'flags': chance.choice((0, 0, KEEP_INBOX)), 'messages': messages, **{name: sections[name] for name in TOLD if sections[name]}}
         args.update({name: value for name, value in (
             ('received', received), ('receptors', receptors), ('perspectives', perspectives)) if value})
         named = ''.join(f', {name} => %({name})s::jsonb' for name, section in sections.items() if section)
         values = {name: json.dumps(section) for name, section in sections.items()}
 
         def parse(rows):
-            return [[source, [row_id, judge(text, headers=headers), attempts, 0, 0, str(message_id)], partition]
-                    for source, row_id, message_id, text, headers, attempts, partition in rows]
+            return [[source, [row_id, judge(text, headers=headers), attempts, 0, 0, str(message_id)], partition, flags]
+                    for source, row_id, message_id, text, headers, attempts, partition, flags in rows]
 
         taken = self.call('work_batch', f"""
-            SELECT source, id, message_id, payload, headers, attempts, partition_number
+            SELECT source, id, message_id, payload, headers, attempts, partition_number, flags
               FROM outbox.process_work_batch(%(owner)s::uuid, 'history', 'here', 1{named}, flags => %(flags)s,
                    partition_count => {self.PARTITIONS}, lease_seconds => %(lease)s, stale_threshold_seconds => %(stale)s, batch_size => %(batch)s)
-            """, {**args, **values, 'flags': chance.choice((0, 0, KEEP_INBOX))}, args=args, parse=parse)
+            """, {**args, **values}, args=args, parse=parse)
         if others:
             self.look_at('id = ANY (%s)', others)
+        if sections['renew_outbox_lease_ids'] and chance.random() < 0.5:
+            self.look_at('message_id = ANY (%s::uuid[])', sections['renew_outbox_lease_ids'])
         return taken
 
     # the same one by one
@@ -182,6 +183,10 @@ class Instance(Client):
             if chance.random() < 0.6:
                 self.call('deregister', 'SELECT outbox.deregister_instance(%s::uuid)', (self.owner,),
                           args={'owner': self.owner})
+                self.call('look_for_leases', """
+                    SELECT array_agg(id) FROM (SELECT id, owner_token FROM outbox.queue UNION ALL
+                                               SELECT id, owner_token FROM outbox.inbox_queue) q
+                     WHERE owner_token = %s::uuid""", (self.owner,), args={'owner': self.owner})
             self.come()
         self.rounds -= 1
         self.serial += 1

@@ -6,12 +6,11 @@ from collections import Counter, defaultdict
 from facts import ABORTED, COMMITTED, DEAD, DONE, DOUBTFUL
 from law import law
 from laws_publish import subscriptions_of
-from laws_queue import possible_end
-from plan import BACKOFF_BASE, CLAIMED_TOPICS, DUE_ATTEMPTS, HANDLED, MAX_ATTEMPTS, REPLAYED, RUN, TIMED, marks
+from laws_queue import CANCELLED, EXHAUSTED, EXPIRED, ended_by_nack, possible_end, streams_tags
+from plan import BACKOFF_BASE, CLAIMED_TOPICS, DUE_ATTEMPTS, HANDLED, IS_NEW, IS_RETRY, MAX_ATTEMPTS, REDRIVEN, REPLAYED, RUN, TIMED, marks
 from record import ERROR, FOREVER, OK
 
 
-EXHAUSTED = 5       # the reason
 ENDS_WITH = (*CLAIMED_TOPICS, HANDLED)      # topics for which max_attempts was set
 
 
@@ -101,7 +100,7 @@ def streams_of(facts):
 
 @law
 def leases_overlap(facts):
-    """While a lease stands, no other owner is given the message."""
+    """While a lease stands, no other owner is given the message, or ends it."""
     streams = streams_of(facts)
     for key, several in facts.leases.items():
         for lease, after in zip(several, several[1:]):
@@ -110,6 +109,15 @@ def leases_overlap(facts):
             until = lasts_until(facts, lease, after.last)
             if lease.certain and after.last < until and not streams.taken_back(lease, after.last):
                 yield f'{lease} stands {(until - after.last) / 1000:.0f} ms longer when {after} begins'
+    for row in facts.rows:
+        # who reaps or discards has no lease
+        several = facts.leases.get(('', row.id), ()) if row.status == DEAD and row.reason in (EXPIRED, CANCELLED) else ()
+        before = [lease for lease in several if lease.first < row.processed_at]
+        lease = before[-1] if before else None
+        if lease and lease.certain and lease.last < row.processed_at and ('', row.id) not in facts.requeued:
+            until = lasts_until(facts, lease, row.processed_at)
+            if row.processed_at < until and not streams.taken_back(lease, row.processed_at):
+                yield f'{lease} stands {(until - row.processed_at) / 1000:.0f} ms longer when it ends with reason {row.reason}'
 
 
 @law
@@ -144,8 +152,35 @@ def attempts_count(facts):
             yield f'{several[-1]} is one too many'
     for row in facts.rows:
         if row.status == DEAD and row.reason == EXHAUSTED and row.topic in ENDS_WITH and row.attempts != MAX_ATTEMPTS:
-            yield f'{row.tag} (id {row.id}) was out of attempts after {row.attempts}'
+            if not ended_by_nack(facts, row):
+                yield f'{row.tag} (id {row.id}) was out of attempts after {row.attempts}'
     yield from requeued_goes_on(facts)
+    yield from limited_by_nack(facts)
+
+
+def limited_by_nack(facts):
+    """What is handed back in the last attempt that the caller allows does not come again."""
+    rows = {('', row.id): row for row in facts.rows}
+    for key, settles in facts.settles.items():
+        row = rows.get(key)
+        for settle in settles:
+            if (row and row.status != DEAD and settle.op == 'nack' and settle.sure and key not in facts.requeued
+                    and 'max' in settle.call.args and settle.call.args['max'] <= settle.attempt
+                    and all_count(facts, key, row.tag, settle.attempt)):
+                yield f'{row.tag} (id {row.id}) has status {row.status} after {settle.call}, of at most {settle.call.args["max"]} attempts'
+
+
+def all_count(facts, key, tag, attempt):
+    """Whether all attempts before this one surely count."""
+    if tag in streams_tags(facts):
+        return attempt == 1
+    before = [lease for lease in facts.leases.get(key, ()) if lease.attempt <= attempt]
+    if len(before) < attempt:
+        return False
+    for lease, after in zip(before, before[1:]):
+        if lease.owner in facts.signs_of_life or any(lease.first <= at <= after.last for at in facts.given_back.get(lease.owner, ())):
+            return False
+    return not any(settle.op == 'release' and settle.begin <= before[-1].last for settle in facts.settles.get(key, ()))
 
 
 def requeued_goes_on(facts):
@@ -200,6 +235,10 @@ def lease_ends(facts):
                           if call.args['owner'] != owner and call.begin < look.end]
             if leases and owner not in lost and not any(facts.can_end(begin, end, lasts, until) for begin, end, lasts in known):
                 yield f'{look} shows id {row_id} leased to {owner[:8]} until {until}, for which it never asked'
+            yield from renewed_before(facts, look, row_id, owner, until)
+    for look in facts.by_op['look_for_leases']:
+        if look.outcome == OK and look.result and look.args['owner'] not in lost:
+            yield f'{look} shows ids {look.result} leased to {look.args["owner"][:8]}, which has gone'
 
 
 @law
@@ -214,6 +253,41 @@ def handed_out_after_its_end(facts):
         for lease in several:
             if lease.first > ended.get(key, FOREVER):
                 yield f'{lease}, {(lease.first - ended[key]) / 1000:.0f} ms after its end'
+    yield from back_for_nothing(facts)
+
+
+def renewed_before(facts, look, row_id, owner, until):
+    """What was renewed last, and surely, lasts as long as was said then."""
+    leases = [lease for lease in facts.leases.get(('', row_id), ()) if lease.owner == owner]
+    renewals = [settle for settle in facts.settles.get(('', row_id), ())
+                if settle.owner == owner and settle.op == 'renew' and settle.begin < look.end]
+    last = max(renewals, key=lambda settle: settle.end, default=None)
+    if (last and last.sure and last.end < look.begin and not facts.moves
+            and not any(other is not last and other.end > last.begin for other in renewals)
+            and not any(lease.last >= last.begin for lease in leases)
+            and (owner not in facts.signs_of_life or facts.was_there(owner, look.begin, look.end))
+            and until < last.begin + last.lease * 1000000):
+        yield f'{look} shows id {row_id} leased to {owner[:8]} until {until}, {last.begin + last.lease * 1000000 - until} us less than {last.call} said'
+
+
+def back_for_nothing(facts):
+    """What has failed comes back only if an operator asked for that."""
+    asked = defaultdict(list)       # key, or namespace -> calls
+    for call in facts.by_op['requeue'] + facts.by_op['redrive']:
+        if facts.fate(call) != ABORTED:
+            for key in [(call.args['store'], row_id) for row_id in call.args['ids']] if call.op == 'requeue' else [call.args['namespace']]:
+                asked[key].append(call)
+    for key in facts.requeued:
+        leases = facts.leases.get(key, ())
+        message = facts.messages.get(leases[0].tag) if leases and not key[0] else None
+        calls = list(asked[key])
+        if message and message.topic == REDRIVEN:
+            calls += asked[None] + asked[message.namespace]
+        for settle in facts.settles.get(key, ()):
+            if settle.sure and settle.op == 'fail':
+                for lease in leases:
+                    if lease.first > settle.end and not any(call.end > settle.begin and call.begin < lease.last for call in calls):
+                        yield f'{lease} after {settle.call}, and nobody asked for it'
 
 
 @law
@@ -271,11 +345,33 @@ def not_asked_for(facts):
                 yield f'{call} returned {tag} (id {row_id}) of {message.namespace}/{message.topic}'
             if not topics and message.topic == HANDLED:
                 yield f'{call} returned {tag} (id {row_id}), which is the handler\'s'
+    for call in facts.by_op['redrive'] + facts.by_op['purge']:
+        if call.outcome == OK and call.result > call.args['limit']:
+            yield f'{call} did that to {call.result} messages, not {call.args["limit"]}'
     for call in facts.by_op['work_batch']:
         if call.outcome == OK:
             for source, count in Counter(source for source, *_ in call.result or ()).items():
                 if count > call.args['batch']:
                     yield f'{call} returned {count} of the {source}, not {call.args["batch"]}'
+
+
+@law
+def flags(facts):
+    """An instance learns what is new, and what was tried before."""
+    for call in facts.by_op['work_batch']:
+        if call.outcome != OK:
+            continue
+        own = {made['tag'] for made in call.args['messages']}
+        for source, (row_id, tag, attempt, *_), _, told in call.result or ():
+            if source != 'outbox' or tag not in facts.messages:
+                continue
+            if bool(told & IS_NEW) != (tag in own and attempt == 1):
+                yield f'{call} returned {tag} (id {row_id}) in attempt {attempt} as {"" if told & IS_NEW else "not "}new'
+            nacks = [settle for settle in facts.settles.get(('', row_id), ()) if settle.op == 'nack']
+            sure = any(settle.sure and settle.end < call.begin for settle in nacks)
+            perhaps = any(settle.begin < call.end for settle in nacks)
+            if ('', row_id) not in facts.requeued and not sure <= bool(told & IS_RETRY) <= perhaps:
+                yield f'{call} returned {tag} (id {row_id}) as {"" if told & IS_RETRY else "not "}tried before'
 
 
 def topics_of(facts):
@@ -309,7 +405,8 @@ def paused(facts):
     """Nothing of a topic is handed out while it is paused."""
     topics, pauses = topics_of(facts), pauses_of(facts)
     for (store, _), several in facts.leases.items():
-        for begin, end in pauses.get(topics.get((store, several[0].tag)), ()):
+        topic = ('subscription', 'default', store[1:]) if store.startswith('@') else topics.get((store, several[0].tag))
+        for begin, end in pauses.get(topic, ()):
             for lease in several:
                 if lease.call.begin > begin and lease.call.end < end:
                     yield f'{lease}, {(lease.call.begin - begin) / 1000:.0f} ms after the topic was paused'

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 from facts import ABORTED, COMMITTED, DEAD, DONE, DOUBTFUL
 from law import law
-from plan import HANDLED, MAX_ATTEMPTS, PURGED, SHORT, SHORT_KEPT, wrong_fields
+from plan import HANDLED, KEEP_INBOX, MAX_ATTEMPTS, PURGED, PURGES, SHORT, SHORT_KEPT, wrong_fields
 from record import ERROR, FOREVER, OK
 
 
@@ -12,6 +12,10 @@ def possible_end(facts, store, row_id):
     """When a message may have been settled for good, at the earliest."""
     return min((settle.begin for settle in facts.settles.get((store, row_id), ()) if settle.op in ('ack', 'fail', 'nack')),
                default=FOREVER)
+
+
+# reasons of what is dead
+FAILED, EXHAUSTED, EXPIRED, CANCELLED = 4, 5, 6, 9
 
 
 @law
@@ -87,12 +91,14 @@ def ended_without_cause(facts):
                        and facts.may_have_settled(('', row.id), settle)[0] for settle in settles):
                 yield f'{row.tag} (id {row.id}) is done by {row.processed_by}'
         elif row.status == DEAD:
-            causes = (any(settle.op == 'fail' for settle in settles),
-                      (row.tag in facts.cancels or row.id in facts.discards) and row.reason == 9,
-                      row.attempts >= MAX_ATTEMPTS,
-                      message and message.expires_at and message.expires_at <= row.processed_at)
+            causes = (any(settle.op == 'fail' for settle in settles) and row.reason == FAILED,
+                      (row.tag in facts.cancels or row.id in facts.discards) and row.reason == CANCELLED,
+                      (row.attempts >= MAX_ATTEMPTS or ended_by_nack(facts, row)) and row.reason == EXHAUSTED,
+                      message and message.expires_at and message.expires_at <= row.processed_at and row.reason == EXPIRED)
             if not any(causes):
                 yield f'{row.tag} (id {row.id}) is dead, reason {row.reason}'
+            elif row.reason == FAILED and row.error != 'never':
+                yield f'{row.tag} (id {row.id}) is dead with error {row.error}'
 
 
 @law
@@ -123,8 +129,19 @@ def purged(facts):
         if message.topic == PURGED and message.enqueued and message.tag not in there:
             gone += message.fate == COMMITTED
             perhaps += message.fate == DOUBTFUL
+            yield from purged_as_asked(facts, message)
     if told > gone + perhaps or told < gone and all(call.outcome == OK for call in calls):
         yield f'{gone} messages are gone, {perhaps} perhaps, and {told} were purged'
+
+
+def purged_as_asked(facts, message):
+    """In each namespace something else is purged: what is ready, or dead, or both."""
+    what, key = PURGES[message.namespace], facts.ids_by_tag.get(message.tag)
+    if what == 'ready' and any(settle.sure and settle.op == 'fail' for settle in facts.settles.get(key, ())):
+        yield f'{message.tag} was dead, and is purged'
+    if what == 'dead' and message.fate == COMMITTED and (key is None or (
+            possible_end(facts, *key) == FOREVER and facts.leases[key][-1].attempt + len(facts.doubtful_claims) < MAX_ATTEMPTS)):
+        yield f'{message.tag} was ready, and is purged'
 
 
 @law
@@ -138,6 +155,24 @@ def kept(facts):
             over = min((facts.later(settle.begin, settle.call.end, SHORT_KEPT / 1000000) for settle in ends), default=0)
             if call.end < over and row_id not in call.result:
                 yield f'{call} does not see id {row_id}, done by {ends[0].call}'
+    yield from kept_in_the_inbox(facts)
+
+
+def kept_in_the_inbox(facts):
+    """What an instance has done, and wants to have kept, is kept."""
+    there = {row[0] for row in facts.final.get('inbox', ())}
+    for (store, row_id), settles in facts.settles.items():
+        ends = [settle for settle in settles if settle.op in ('ack', 'fail', 'nack')] if store == '_inbox' else ()
+        if (row_id is not None and row_id not in there and ends
+                and all(settle.call.args.get('flags') == KEEP_INBOX and settle.call.outcome == OK for settle in ends)):
+            yield f'id {row_id}_inbox is not kept after {ends[-1].call}'
+
+
+def ended_by_nack(facts, row):
+    """Whether a nack may have allowed no more attempts than the message has had."""
+    return any(settle.op == 'nack' and settle.attempt is not None
+               and settle.call.args.get('max', MAX_ATTEMPTS) <= row.attempts <= settle.attempt
+               for settle in facts.settles.get(('', row.id), ()))
 
 
 @law
@@ -159,6 +194,8 @@ def counters(facts):
             yield f'{row.tag} (id {row.id}) was done in attempt {attempt}, and counts {row.attempts}'
         if not least <= row.retry_count <= most:
             yield f'{row.tag} (id {row.id}) was retried {least} to {most} times, and counts {row.retry_count}'
+        if row.error != ('again' if row.retry_count else None):
+            yield f'{row.tag} (id {row.id}) was retried {row.retry_count} times, and its error is {row.error}'
 
 
 def streams_tags(facts):
@@ -169,7 +206,8 @@ def streams_tags(facts):
 
 @law
 def swapped(facts):
-    """A message keeps its id, topic, namespace, and what travels with it."""
+    """A message keeps its id, topic, namespace, key, stream, and what travels with it."""
+    keys = Counter(message.scope() for message in facts.messages.values() if message.fate != ABORTED and message.enqueued)
     for row in facts.rows:
         if row.topic == 'join.wait' or row.tag not in facts.messages and row.tag not in facts.derived:
             continue
@@ -179,6 +217,12 @@ def swapped(facts):
         message = facts.messages.get(row.tag)
         if message and (row.topic, row.namespace) != (message.topic, message.namespace):
             yield f'{row.tag} (id {row.id}) is of {row.namespace}/{row.topic}'
+        if message and (row.stream, row.priority) != (message.stream, message.priority):
+            yield f'{row.tag} (id {row.id}) is in stream {row.stream}, and has priority {row.priority}'
+        # what is brought back may have to leave its key to another
+        if message and row.key != message.key and not (
+                row.key is None and ('', row.id) in facts.requeued and keys[message.scope()] > 1):
+            yield f'{row.tag} (id {row.id}) has the key {row.key}, not {message.key}'
     told = [(row.tag, row.message_id) for row in facts.rows]
     told += [(lease.tag, lease.message_id) for (store, _), several in facts.leases.items() if not store for lease in several]
     for tag, message_id in told:
@@ -200,13 +244,14 @@ def broken_payload(facts):
 def dedupe_keys(facts):
     """One message for each key; who comes later learns its id."""
     keyed = defaultdict(list)
+    freed = {message.message_id for message in facts.messages.values() if message.tag in facts.cancels}
     for message in facts.messages.values():
         # the key of a cancelled message is free again
         if message.key and message.fate == COMMITTED and message.tag not in facts.cancels:
-            keyed[message.namespace, message.topic, message.key].append(message)
+            keyed[message.scope()].append(message)
     for key, several in keyed.items():
         winners = [message.tag for message in several if message.enqueued and message.message_id]
-        ids = {message.message_id for message in several if message.message_id}
+        ids = {message.message_id for message in several if message.message_id} - freed
         if len(winners) > 1:
             yield f'{key[2]}: {", ".join(winners)} were all enqueued'
         if len(ids) > 1:
@@ -215,6 +260,24 @@ def dedupe_keys(facts):
                               if row.key and row.tag not in facts.cancels).items():
         if count > 1:
             yield f'{key[2]}: {count} messages'
+    yield from refused_for_nothing(facts)
+
+
+def refused_for_nothing(facts):
+    """Who is refused learns the id of a message that has the key."""
+    holders = {message.message_id: message for message in facts.messages.values() if message.enqueued and message.message_id}
+    holders.update({row.message_id: facts.messages[row.tag] for row in facts.rows
+                    if row.tag in facts.messages and facts.messages[row.tag].enqueued})
+    for message in facts.messages.values():
+        if message.enqueued or message.fate == ABORTED:
+            continue
+        holder = holders.get(message.message_id)
+        if holder is None:
+            continue
+        if holder.scope() != message.scope():
+            yield f'{message.tag} was refused for {holder.tag}, which has the key {holder.scope()}'
+        elif any(call.result is True and call.end < message.begin for call in facts.cancels.get(holder.tag, ())):
+            yield f'{message.tag} was refused for {holder.tag}, which had been cancelled'
 
 
 @law

@@ -4,7 +4,8 @@ import time
 import uuid
 
 from clients import Client, age, timestamp
-from plan import (BACKOFF_BASE, HANDLER_NAMES, NAMESPACES, OPERATED, PURGED, REDRIVEN, RUN, TIMED, TOPICS)
+from plan import (BACKOFF_BASE, HANDLER_NAMES, NAMESPACES, OPERATED, PURGED, PURGES, REDRIVEN, RUN, SUBSCRIPTIONS, TIMED,
+                  TOPICS)
 
 CHORES = {
     'cleanup': 'SELECT outbox.cleanup()',
@@ -26,7 +27,7 @@ CHORES = {
 DEAD = {'': f"""outbox.dead WHERE failure_reason = 4 AND published_id IS NULL
             AND topic NOT IN ('{OPERATED}', '{PURGED}', '{REDRIVEN}')""",
         '_inbox': 'outbox.dead_inbox', '_timers': 'outbox.dead_timers', '_job_runs': 'outbox.dead_job_runs'}
-PAUSED = {'message': TOPICS, 'inbox': HANDLER_NAMES, 'timer': (TIMED,), 'job_run': (RUN,)}
+PAUSED = {'message': TOPICS, 'inbox': HANDLER_NAMES, 'timer': (TIMED,), 'job_run': (RUN,), 'subscription': tuple(SUBSCRIPTIONS)}
 
 
 class Steward(Client):
@@ -45,11 +46,13 @@ class Steward(Client):
         self.call(name, CHORES[name])
 
     def pause(self):
-        kind = self.chance.choices(list(PAUSED), (6, 2, 1, 1))[0]
+        kind = self.chance.choices(list(PAUSED), (6, 2, 1, 1, 2))[0]
         args = {'topic': self.chance.choice(PAUSED[kind]), 'namespace': 'default', 'kind': kind}
-        self.call('pause', 'SELECT outbox.pause_topic(%(topic)s, %(namespace)s, %(kind)s)', args, args=args)
+        which = ('subscription(%(topic)s, %(namespace)s)' if kind == 'subscription'
+                 else 'topic(%(topic)s, %(namespace)s, %(kind)s)')
+        self.call('pause', f'SELECT outbox.pause_{which}', args, args=args)
         time.sleep(self.chance.random() * 0.6)
-        self.call('resume', 'SELECT outbox.resume_topic(%(topic)s, %(namespace)s, %(kind)s)', args, args=args)
+        self.call('resume', f'SELECT outbox.resume_{which}', args, args=args)
 
     def configure(self):
         """Longer retries for a while, so that no lower bound of the laws falls."""
@@ -84,9 +87,9 @@ class Steward(Client):
                       (ids, timestamp(due_at)), args={'ids': ids, 'due_at': due_at})
 
     def purge(self):
-        args = {'topic': PURGED, 'namespace': self.chance.choices(NAMESPACES, (4, 1))[0],
-                'what': self.chance.choice(('ready', 'dead', 'all'))}
-        self.call('purge', 'SELECT outbox.purge_topic(%(topic)s, %(namespace)s, %(what)s, 3)', args, args=args)
+        namespace, what = self.chance.choice(list(PURGES.items()))
+        args = {'topic': PURGED, 'namespace': namespace, 'what': what, 'limit': 3}
+        self.call('purge', 'SELECT outbox.purge_topic(%(topic)s, %(namespace)s, %(what)s, %(limit)s)', args, args=args)
 
     # what is dead
 
@@ -100,8 +103,8 @@ class Steward(Client):
             self.call('requeue', f'SELECT outbox.requeue{store}(%s::bigint[])', (ids,), args={'ids': ids, 'store': store})
 
     def redrive(self):
-        args = {'topic': REDRIVEN, 'namespace': self.chance.choice((None, *NAMESPACES))}
-        self.call('redrive', 'SELECT outbox.redrive(%(topic)s, %(namespace)s, 5)', args, args=args)
+        args = {'topic': REDRIVEN, 'namespace': self.chance.choice((None, *NAMESPACES)), 'limit': 5}
+        self.call('redrive', 'SELECT outbox.redrive(%(topic)s, %(namespace)s, %(limit)s)', args, args=args)
 
     # who is there
 

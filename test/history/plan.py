@@ -16,6 +16,7 @@ import uuid
 from dataclasses import dataclass
 
 TOPICS = ('t0', 't1', 't2', 't3')
+KEYED = ('t0', 't1')    # topics of messages that have keys
 SHORT = 'short'         # kept for a second when done
 SHORT_KEPT = 1000000    # us
 HANDLED = 'handled'     # has a handler in the database
@@ -23,15 +24,20 @@ FOLLOWS = 'follows'     # what the handler enqueues
 OPERATED = 'operated'   # an operator discards and reschedules it
 REDRIVEN = 'redriven'   # redriven when it is dead
 PURGED = 'purged'       # removed by an operator
-PRIORITIES = ('t1', 't2')       # topics whose messages have some
+PURGES = {'default': 'ready', 'other': 'dead', 'third': 'all'}  # namespace -> what is removed there
+PRIORITIES = ('t1', 't2', 't3')     # topics whose messages have some
+TOPIC_PRIORITIES = {'t3': 1}    # of messages that have none
 BOOST = 60000000        # us; a class of priority
 TIMED, RUN, JOINED, BROKEN = 'timed', 'run', 'joined', 'broken'
+BROKEN_SIZE = 7
 CLAIMED_TOPICS = TOPICS + (SHORT, OPERATED, REDRIVEN, PURGED, FOLLOWS, TIMED, RUN, JOINED, BROKEN)
 NAMESPACES = ('default', 'other')
 HANDLER_NAMES = ('h0', 'h1')    # of the inbox
-BROKEN_SIZE = 7
+# flags of process_work_batch: done messages of the inbox are kept; a message is new, or has been tried
+KEEP_INBOX, IS_NEW, IS_RETRY = 4, 1, 32
 MAX_ATTEMPTS = 12
 DUE_ATTEMPTS = 10               # of timers, runs and the inbox
+LONG = 24 * 3600 * 1000         # ms; longer than a run, and than what the clock is set
 RARE = {3: 'job', 6: 'timer', 8: 'publish', 10: 'inbox', 13: 'join'}
 BACKOFF_BASE, BACKOFF_MAX = 30, 300     # ms
 NEVER = 99              # so often the handler fails: always
@@ -140,6 +146,8 @@ class Plan:
                 made['topic'] = chance.choice((OPERATED, REDRIVEN, PURGED))
                 # an operator has time to find it
                 made['due'] = chance.randrange(300, 1500)
+                if made['topic'] == PURGED:
+                    made['namespace'] = chance.choice(list(PURGES))
             elif roll < 0.28:
                 made.update(topic=HANDLED, namespace='default', size=chance.choices((0, 1, 3, NEVER), (20, 4, 2, 1))[0])
             elif roll < 0.283:
@@ -153,19 +161,21 @@ class Plan:
                 made['due'] = chance.randrange(1, 1500)
             elif roll < 0.18 and made['topic'] in TOPICS:
                 made['expires'] = chance.choice((chance.randrange(1, 60), chance.randrange(20, 1500)))
-                if chance.random() < 0.3:
-                    # before it is due
-                    made['due'] = made['expires'] + chance.randrange(10, 500)
+                if chance.random() < 0.5:
+                    # before it is due; or it is never looked at by a claim
+                    made['due'] = made['expires'] + chance.choice((chance.randrange(10, 500), LONG))
             made.update(more)
             if made['topic'] in PRIORITIES and chance.random() < 0.4:
-                made['priority'] = chance.choice((-1, 1, 1))
+                made['priority'] = chance.choice((0, 0, 2) if made['topic'] in TOPIC_PRIORITIES else (-1, 1, 1))
             return made
 
         calls = []
         stream = 0
         if chance.random() < 0.25:
             key = f'k{chance.randrange(self.keys)}'
-            calls.append(('try_enqueue', [message('ch', key=key, topic='t0', namespace='default', size=0)]))
+            # the same key is another one in another topic or namespace
+            where = {'topic': chance.choice(KEYED), 'namespace': chance.choice(NAMESPACES)}
+            calls.append(('try_enqueue', [message('ch', key=key, size=0, **where)]))
         if chance.random() < 0.45:
             stream = int(self.streams * chance.random() ** 2)
             name = number_uuid(0x57, stream)
@@ -173,7 +183,8 @@ class Plan:
             same = {'topic': chance.choice(TOPICS), 'namespace': 'default', 'size': 0, 'stream': name}
             several = [message('m' if form == 'enqueue_many' else None, **same) for _ in range(chance.randrange(1, 5))]
             for one in several:
-                one.pop('expires', None)
+                if one.pop('expires', None):
+                    one.pop('due', None)
                 if form == 'enqueue_many':
                     one.pop('due', None)
                     one.pop('priority', None)

@@ -139,10 +139,11 @@ class Producer(Client):
         def work(tx):
             for form, messages in calls:
                 sent = self.send(tx, form, messages)
-                if step.chance.random() < 0.04 and sent[0][1] and messages[0]['topic'] in TOPICS:
+                key = messages[0].get('key')
+                if step.chance.random() < (0.3 if key else 0.04) and sent[0][1] and messages[0]['topic'] in TOPICS:
                     # the key of what is not committed may become another's
-                    cancel = self.cancel_by_key if messages[0].get('key') and not tx else self.cancel
-                    self.late.append((self.number + step.chance.randrange(1, 5),
+                    cancel = self.cancel_by_key if key and not tx else self.cancel
+                    self.late.append((self.number + step.chance.randrange(0 if key else 1, 5),
                                       functools.partial(cancel, messages[0], sent[0][0])))
             if undone:
                 self.call('savepoint', 'SAVEPOINT s', tx=f'{tx}/s')

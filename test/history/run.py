@@ -30,7 +30,8 @@ from instances import Instance
 from judge import judge
 from memory import Memory
 from operators import Steward
-from plan import CLAIMED_TOPICS, FOLLOWS, HANDLED, MAX_ATTEMPTS, NAMESPACES, SHORT, SHORT_KEPT, SUBSCRIPTIONS
+from plan import (CLAIMED_TOPICS, FOLLOWS, HANDLED, MAX_ATTEMPTS, NAMESPACES, PURGED, PURGES, SHORT, SHORT_KEPT, SUBSCRIPTIONS,
+                  TOPIC_PRIORITIES)
 from producers import Producer, Sparse
 from report import Report
 from restore import Restore
@@ -131,9 +132,10 @@ class Run:
             # then handlers need the rights themselves
             cursor.execute('GRANT ALL ON ALL TABLES IN SCHEMA outbox TO app')
         for topic in CLAIMED_TOPICS + (HANDLED,):
-            for namespace in NAMESPACES:
-                cursor.execute('SELECT outbox.configure_topic(%s, %s, max_attempts => %s, retention => %s)',
-                               (topic, namespace, MAX_ATTEMPTS, f'{SHORT_KEPT} us' if topic == SHORT else None))
+            for namespace in PURGES if topic == PURGED else NAMESPACES:
+                cursor.execute('SELECT outbox.configure_topic(%s, %s, max_attempts => %s, retention => %s, priority => %s)',
+                               (topic, namespace, MAX_ATTEMPTS, f'{SHORT_KEPT} us' if topic == SHORT else None,
+                                TOPIC_PRIORITIES.get(topic)))
 
     @staticmethod
     def read_tables(cursor):
@@ -181,7 +183,7 @@ class Run:
             def make(name, generation):
                 if issubclass(kind, Producer):
                     more.update(amount=amounts[name], seed=self.seed, streams=self.options['streams'],
-                                keys=self.options['keys'] or min(amounts[name] // 4, 100000) + 1)
+                                keys=self.options['keys'] or min(amounts[name] // 40, 100000) + 1)
                 return kind(self.server, self.histories, self.seed, db, name, generation, self.board, **more)
             return make
 

@@ -55,6 +55,7 @@ class Worker(Client):
     topics = CLAIMED_TOPICS
     names = {}          # of calls that are named otherwise
     ways = {'ack': 80, 'nack': 8, 'fail': 1, 'renew': 6, 'release': 3, 'forget': 2}
+    works, undoes, dwells = 0.05, 0.2, 0.5      # how often it acks together with its work, rolls that back, and not at once
 
     def __init__(self, *more):
         super().__init__(*more)
@@ -119,6 +120,10 @@ class Worker(Client):
             more = ", error => 'again'"
             args['delay'] = chance.randrange(600) if chance.random() < 0.4 else None
             more += ", delay => %(delay)s * interval '1 ms'"
+            if not self.store and chance.random() < 0.15:
+                # other than the topic's
+                args['max'] = chance.choice((1, 2, 2, 3))
+                more += ', max_attempts => %(max)s'
         elif op == 'fail':
             more = ", error => 'never', reason => 4"
         single = not self.store and len(ids) == 1 and chance.random() < 0.3
@@ -136,9 +141,9 @@ class Worker(Client):
         if roll < 0.45:
             self.settle('ack', taken, fenced=chance.random() < 0.7)
             self.look_for(taken)
-        elif roll < 0.50 and not self.store:
+        elif roll < 0.45 + self.works and not self.store:
             self.ack_with_work(taken)
-        elif roll < 0.53 and 'release' in self.ways:
+        elif roll < 0.48 + self.works and 'release' in self.ways:
             self.call('release_all', f'SELECT outbox.release{self.suffix()}(%s::uuid)', (self.owner,),
                       args={'owner': self.owner, 'store': self.store})
         else:
@@ -180,11 +185,24 @@ class Worker(Client):
         tx = self.begin()
         self.call('work', 'INSERT INTO app.worked SELECT unnest(%s::text[])', ([lease[1] for lease in taken],), tx,
                   {'tags': [lease[1] for lease in taken]})
-        self.settle('ack', taken, tx, strict=True)
+        inner = tx
         if self.chance.random() < 0.2:
-            self.end_in_two(tx, 'commit prepared')
+            inner = f'{tx}/s'
+            self.call('savepoint', 'SAVEPOINT s', tx=inner)
+        self.settle('ack', taken, inner, strict=True)
+        if inner != tx:
+            self.call('rollback', 'ROLLBACK TO SAVEPOINT s', tx=inner)
+        how = 'rollback' if inner != tx or self.chance.random() < self.undoes else 'commit'
+        if how == 'rollback' and self.chance.random() < self.dwells:
+            # their leases end in the meantime, and claims come across them
+            time.sleep(self.chance.uniform(0.5, 2.5))
+        if self.chance.random() < 0.2:
+            self.end_in_two(tx, f'{how} prepared')
         else:
-            self.end(tx, 'commit')
+            self.end(tx, how)
+        if how == 'rollback' and self.chance.random() < 0.5:
+            # else they come again when their leases end
+            self.settle('nack', taken)
 
     def try_stale(self):
         """Acknowledge what was forgotten: it works only if it was not taken over since."""
@@ -218,6 +236,7 @@ class Waiter(Worker):
     """Never looks without waiting, so that whatever it gets has woken it."""
     topics = ('t0', 't1', SHORT, TIMED)
     ways = {'ack': 60, 'nack': 20, 'fail': 1, 'renew': 5, 'release': 10, 'forget': 4}
+    works, undoes, dwells = 0.25, 0.5, 0.9      # nothing but the rollback wakes the others then
     isolations = (None,), (1,)
     WAIT = 12000        # ms; longer than it takes one of the others to look again
 
@@ -279,25 +298,6 @@ class Subscriber(Worker):
             super().round()
         time.sleep(chance.random() * 0.02)
 
-    def subscriptions(self):
-        return self.call('look', 'SELECT array_agg(subscription ORDER BY subscription) FROM outbox.subscriptions') or []
-
-    def subscribe(self):
-        """Its name is never used again."""
-        self.serial += 1
-        self.lives += 1
-        args = {'subscription': f'd{self.name}.{self.serial}', 'start': self.chance.random() < 0.5}
-        self.call('subscribe', 'SELECT outbox.subscribe(%s, %s, start_at => %s)',
-                  (args['subscription'], [OTHERS_WANT], timestamp(args.get('since')) or ('-infinity' if args['start'] else None)), args=args)
-        return args['subscription']
-
-    def unsubscribe(self, name):
-        args = {'subscription': name, 'drop': self.chance.random() < 0.5}
-        self.past.pop(f'@{name}', None)
-        self.call('unsubscribe', 'SELECT outbox.unsubscribe(%s, drop_messages => %s)', (name, args['drop']), args=args)
-
-
-class Patient(Worker):
     def replay(self):
         """All that there was, or what was published in a time, or in some topics."""
         chance = self.chance
@@ -311,6 +311,27 @@ class Patient(Worker):
         self.call('replay', 'SELECT outbox.replay(%s, %s, %s, %s)',
                   (REPLAYED, timestamp(args.get('since')) or '-infinity', timestamp(args.get('until')), args.get('topics')), args=args)
 
+    def subscriptions(self):
+        return self.call('look', 'SELECT array_agg(subscription ORDER BY subscription) FROM outbox.subscriptions') or []
+
+    def subscribe(self):
+        """Its name is never used again."""
+        self.serial += 1
+        self.lives += 1
+        args = {'subscription': f'd{self.name}.{self.serial}', 'start': self.chance.random() < 0.5}
+        if args['start'] and self.chance.random() < 0.3:
+            args['since'] = age(-self.chance.randrange(500, 6000))
+        self.call('subscribe', 'SELECT outbox.subscribe(%s, %s, start_at => %s)',
+                  (args['subscription'], [OTHERS_WANT], timestamp(args.get('since')) or ('-infinity' if args['start'] else None)), args=args)
+        return args['subscription']
+
+    def unsubscribe(self, name):
+        args = {'subscription': name, 'drop': self.chance.random() < 0.5}
+        self.past.pop(f'@{name}', None)
+        self.call('unsubscribe', 'SELECT outbox.unsubscribe(%s, drop_messages => %s)', (name, args['drop']), args=args)
+
+
+class Patient(Worker):
     """Takes whatever is left when all others have gone."""
     kind = 'patient'
 
@@ -319,8 +340,6 @@ class Patient(Worker):
         count = 0
         deliveries = [(f'@{name}', CLAIM_DELIVERIES) for name, in self.server.rows(
             'SELECT subscription FROM outbox.subscriptions WHERE ready + leased > 0', db=self.db)]
-        if args['start'] and self.chance.random() < 0.3:
-            args['since'] = age(-self.chance.randrange(500, 6000))
         for store, statement in (('', CLAIM), ('_inbox', CLAIM), ('_timers', CLAIM_DUE), ('_job_runs', CLAIM_DUE), *deliveries):
             self.store, self.statement = store, statement
             args = {'owner': self.owner, 'store': store, 'lease': 30, 'batch': 1000}
