@@ -334,6 +334,7 @@ release(Settler *settler)
 							   true, NULL);
 }
 
+/* Have the lease of the current message end later, or now. */
 static OutboxRowResult
 renew(Settler *settler)
 {
@@ -344,6 +345,10 @@ renew(Settler *settler)
 		(TimestampTz) settler->settle->lease_seconds * USECS_PER_SEC;
 	outbox_new_row_from(settler->row, slot);
 	outbox_row_set(settler->row, Q_LOCKED_UNTIL, TimestampTzGetDatum(until));
+	/* if the clock was set back, claims must come across it when it ends */
+	if (DatumGetTimestampTz(outbox_row_get(slot, Q_NEXT_ATTEMPT_AT)) > settler->now)
+		outbox_row_set(settler->row, Q_NEXT_ATTEMPT_AT,
+					   TimestampTzGetDatum(settler->now));
 	outbox_row_set(settler->row, Q_UPDATED_AT,
 				   TimestampTzGetDatum(settler->now));
 	OUTBOX_TRACE_BACK("row.renew", settler, settler->lease->attempts);

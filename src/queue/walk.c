@@ -318,6 +318,19 @@ of_interest(OutboxWalk *walk)
 	return work->kind == OUTBOX_SCAN_CLAIM;
 }
 
+/*
+ * The last time at which rows of the range are visited.  What is not due is of
+ * no interest to a claim, but its leases are: those that were taken before the
+ * clock was set back.
+ */
+static TimestampTz
+visited_until(const OutboxWalk *walk, const OutboxRange *range)
+{
+	if (walk->work.kind == OUTBOX_SCAN_LEASES)
+		return range->hi.at;
+	return Min(range->hi.at, walk->now);
+}
+
 /* Fetch the next row of the current range; false at its end. */
 static bool
 next_row(OutboxWalk *walk)
@@ -328,7 +341,7 @@ next_row(OutboxWalk *walk)
 
 	if (!walk->positioned)
 		position(walk, outbox_ready_key_max(range->lo, work->passed),
-				 Min(range->hi.at, walk->now), range->main);
+				 visited_until(walk, range), range->main);
 	while (index_getnext_tid(scan, ForwardScanDirection) != NULL)
 	{
 		OutboxReadyKey key = entry_key(walk);
@@ -371,7 +384,7 @@ outbox_walk_next(OutboxWalk *walk)
 		if (next_row(walk))
 			return true;
 		walk->positioned = false;
-		end = outbox_ready_key_min(range->hi, OUTBOX_MAKE(OutboxReadyKey, walk->now, PG_INT64_MIN));
+		end = outbox_ready_key_min(range->hi, OUTBOX_MAKE(OutboxReadyKey, visited_until(walk, range), PG_INT64_MIN));
 		work->passed = outbox_ready_key_max(work->passed, outbox_ready_key_next(end));
 		work->exhausted |= range->main;
 	}

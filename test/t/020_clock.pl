@@ -31,7 +31,7 @@ sub status_of { return value($dbh, 'SELECT outbox.status_name(status) FROM outbo
 # What status() complains about, except for what this test leaves unclaimed.
 sub complaints
 {
-	$dbh->do("SELECT outbox.purge_topic(t, what => 'all') FROM unnest('{tick,tock,timer,continued,dying}'::text[]) t");
+	$dbh->do("SELECT outbox.purge_topic(t, what => 'all') FROM unnest('{tick,tock,timer,continued,dying,left,gone}'::text[]) t");
 	return return [ map { join ': ', map { $_ // '-' } @$_ } $dbh->selectall_array('SELECT component, status, detail FROM outbox.status() WHERE NOT ok') ];
 }
 
@@ -140,6 +140,8 @@ SELECT outbox.register_handler('handled', 'app.handle(outbox.message)');
 RESET SESSION AUTHORIZATION;
 SELECT outbox.enqueue('held', 'held ' || i) FROM generate_series(1, 5) i;
 SELECT outbox.enqueue('taken', 'taken');
+SELECT outbox.enqueue('left', 'left');
+SELECT outbox.enqueue('gone', 'gone');
 SELECT outbox.enqueue('again', 'again');
 SELECT outbox.enqueue('soon', 'soon', due_time => clock_timestamp() + interval '1 hour');
 SELECT outbox.enqueue('far', 'far', due_time => clock_timestamp() + interval '30 hours');
@@ -154,6 +156,8 @@ is(scalar(claim($dbh, $berta, lease_seconds => 60, topics => ['taken'])), 1, 'an
 is(scalar(claim($dbh, $berta, lease_seconds => 60, batch_size => 1, topics => ['line'])), 1, 'and the head of a stream');
 is(value($dbh, "SELECT outbox.nack(?, array_agg(id), delay => '90 minutes') FROM outbox.claim(?, topics => '{again}')", $anna, $anna), 1, 'one that is to be tried again');
 $dbh->do("SELECT outbox.heartbeat(?, 's', 'h', 1)", undef, $_) for owner(21), owner(22);
+is(scalar(claim($dbh, $carl, lease_seconds => 60, topics => ['left'])), 1, 'one that its worker will give back');
+is(scalar(claim($dbh, owner(22), lease_seconds => 60, topics => ['gone'])), 1, 'and one whose instance will be silent');
 works('before');
 
 # --- a day back
@@ -164,6 +168,9 @@ works('a day back');
 is(claims($_), '', "a day back: $_ is not due") for qw(soon far again line taken);
 is_deeply([ map { status_of($_) } 'held 1', 'taken', 'line 1', 'line 2', 'mortal' ], [ 'in progress', 'in progress', 'in progress', 'ready', 'ready' ], 'a day back: leases stand');
 is(value($dbh, 'SELECT outbox.ack(?, ?)', $anna, [ @held[ 0, 1 ] ]), 2, 'a day back: and can be acknowledged');
+is(count_of($dbh, "outbox.leases WHERE topic = 'left'"), 1, 'a day back: and are shown');
+is(value($dbh, 'SELECT outbox.release(?)', $carl), 1, 'a day back: and can be given back');
+is(status_of('left'), 'ready', 'a day back: then the message is ready');
 is(count_of($dbh, 'outbox.timer_queue'), 2, 'a day back: timers wait');
 end_load();
 # the sign of life of an instance is from the future; it has died all the same
@@ -171,6 +178,7 @@ ok(poll(sub {
 		$dbh->do("SELECT outbox.process_work_batch(?, 's', 'h', 1, stale_threshold_seconds => 1)", undef, owner(21));
 		return count_of($dbh, 'outbox.instances') == 1 }, 20), 'a day back: an instance that is silent is removed');
 $dbh->do('SELECT outbox.release(?)', undef, owner(21));
+ok(poll(sub { status_of('gone') eq 'ready' }, 20), 'a day back: and its lease ends');
 nothing_stranded($dbh, 'a day back');
 is_deeply(complaints(), [], 'a day back: status() has nothing to say');
 rests('a day back');
