@@ -184,9 +184,9 @@ class Instance(Client):
                 self.call('deregister', 'SELECT outbox.deregister_instance(%s::uuid)', (self.owner,),
                           args={'owner': self.owner})
                 self.call('look_for_leases', """
-                    SELECT array_agg(id) FROM (SELECT id, owner_token FROM outbox.queue UNION ALL
-                                               SELECT id, owner_token FROM outbox.inbox_queue) q
-                     WHERE owner_token = %s::uuid""", (self.owner,), args={'owner': self.owner})
+                    SELECT array_agg(id) FROM (SELECT id, owner_token, locked_until FROM outbox.queue UNION ALL
+                                               SELECT id, owner_token, locked_until FROM outbox.inbox_queue) q
+                     WHERE owner_token = %s::uuid AND locked_until > clock_timestamp()""", (self.owner,), args={'owner': self.owner})
             self.come()
         self.rounds -= 1
         self.serial += 1
