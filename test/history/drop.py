@@ -77,6 +77,10 @@ def eras(history):
     drops = [call for call in history.calls if call.op == 'drop']
     tries = [(call.begin, call.end) for call in history.calls if call.op == 'lock']
     calls = [call for call in history.calls if call.op not in ('drop', 'lock')]
+    begins = {}
+    for call in calls:
+        transaction = transaction_of(call)
+        begins[transaction] = min(begins.get(transaction, FOREVER), call.begin)
     found = []
     for drop in (call for call in drops if call.outcome == OK):
         before, calls = divide(calls, drop)
@@ -84,8 +88,12 @@ def eras(history):
     found.append(History(calls, history.final, history.expected, history.moves))
     if len(found) > 1:
         for number, era in enumerate(found):
-            forget_errors(era, tries, number > 0)
+            forget_errors(era, tries, begins, number > 0)
     return found
+
+
+def transaction_of(call):
+    return call.tx.split('/')[0] or (call.client, call.number)
 
 
 def divide(calls, drop):
@@ -128,8 +136,12 @@ def doubtful(call):
     return call
 
 
-def forget_errors(era, tries, later):
-    """Errors of calls that met a drop, or that ask for what an era before had."""
+def forget_errors(era, tries, begins, later):
+    """Errors of calls that met a drop, or that ask for what an era before had.
+
+    A transaction that began while there was no extension may not see it later either:
+    it looks at what others have changed in the catalogs when it locks something.
+    """
     known = {call.result for call in era.calls if call.op == 'start_join' and call.outcome == OK}
     known |= {call.args['tag'] for call in era.calls if call.op == 'create_job'}
     known |= {call.args['subscription'] for call in era.calls if call.op == 'subscribe'}
@@ -138,7 +150,8 @@ def forget_errors(era, tries, later):
     def excused(call):
         if call.outcome != ERROR:
             return False
-        if call.result[0] in GONE and any(call.begin < end and begin < call.end for begin, end in tries):
+        since = begins[transaction_of(call)]
+        if call.result[0] in GONE and any(since < end and begin < call.end for begin, end in tries):
             return True
         wanted = call.args.get('join') or call.args.get('subscription') or call.op == 'trigger_job' and call.args['tag']
         return later and call.result[0] == '42704' and wanted and wanted not in known
