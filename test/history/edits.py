@@ -590,7 +590,8 @@ def a_message_loses_its_key(history, facts):
 @edit('dedupe keys')
 def a_key_of_another_topic_is_refused(history, facts):
     call, number = first(((call, number) for call in facts.by_op['try_enqueue'] for number, made in enumerate(call.args['messages'])
-                          if made.get('key') and call.outcome == OK and call.result[number][1] is False), 'duplicate')
+                          if made.get('key') and call.outcome == OK and facts.fate(call) == COMMITTED
+                          and call.result[number][1] is False), 'duplicate')
     other = first((m for m in facts.messages.values() if m.enqueued and m.message_id and m.fate == COMMITTED
                    and m.scope() != facts.messages[call.args['messages'][number]['tag']].scope()), 'message')
     call.result[number][0] = other.message_id
@@ -717,6 +718,9 @@ def a_leased_message_expires(history, facts):
     row, settle = first(((row, settle) for row in plain_rows(history, facts) for lease in facts.leases.get(('', row[0]), ())[-1:]
                          for settle in facts.settles.get(('', row[0]), ())
                          if settle.op == 'ack' and settle.owner == lease.owner and lease.call.op == 'claim' and lease.certain
-                         and settle.begin > lease.last + 3000 and ('', row[0]) not in facts.requeued and ('', lease.tag) not in streams
+                         and settle.call.op == 'ack' and len(settle.call.args['ids']) == 1
+                         and lease.owner not in facts.given_back and settle.begin > lease.last + 3000
+                         and ('', row[0]) not in facts.requeued and ('', lease.tag) not in streams
                          and laws_leases.lasts_until(facts, lease, settle.begin - 1000) > settle.begin), 'lease')
     replace(history.final['messages'], row, row[:5] + [DEAD, row[6], 6, None, settle.begin - 1000] + row[10:])
+    settle.call.result = 0

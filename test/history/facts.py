@@ -14,6 +14,7 @@ from record import ERROR, FOREVER, OK, UNKNOWN
 COMMITTED, ABORTED, DOUBTFUL = 'committed', 'aborted', 'doubtful'
 DONE, DEAD = 2, 3
 LOCKED = 9000000        # us; so long rows are locked by a fault, at most
+FRESH = 100000          # us; so old a sign of life may be that is left as it is
 
 
 @dataclass
@@ -338,7 +339,7 @@ class Facts:
     def was_there(self, owner, begin, end):
         """Whether an instance surely was one all this time."""
         signs = [sign for sign in self.signs_of_life.get(owner, ()) if sign < begin]
-        return (bool(signs) and max(signs) + self.stale_after[owner] * 1000000 > end
+        return (bool(signs) and max(signs) - FRESH + self.stale_after[owner] * 1000000 > end
                 and not any(at < end for at in self.given_back.get(owner, ())))
 
     def settle_all(self, call):

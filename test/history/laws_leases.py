@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 
-from facts import ABORTED, COMMITTED, DEAD, DONE, DOUBTFUL
+from facts import ABORTED, COMMITTED, DEAD, DONE, DOUBTFUL, FRESH
 from law import law
 from laws_publish import subscriptions_of
 from laws_queue import CANCELLED, EXHAUSTED, EXPIRED, ended_by_nack, possible_end, streams_tags
@@ -12,6 +12,7 @@ from record import ERROR, FOREVER, OK
 
 
 ENDS_WITH = (*CLAIMED_TOPICS, HANDLED)      # topics for which max_attempts was set
+LONG_CALL = 5000000     # us
 
 
 def lasts_until(facts, lease, before):
@@ -33,7 +34,7 @@ def lasts_until(facts, lease, before):
         # an instance that is silent for too long is removed
         number = bisect_left(signs, before)
         last = signs[number - 1] if number else 0
-        if facts.later(last, FOREVER, facts.stale_after[lease.owner]) <= before:
+        if facts.later(last - FRESH, FOREVER, facts.stale_after[lease.owner]) <= before:
             return 0
     return until
 
@@ -115,7 +116,8 @@ def leases_overlap(facts):
         before = [lease for lease in several if lease.first < row.processed_at]
         lease = before[-1] if before else None
         if lease and lease.certain and lease.last < row.processed_at and ('', row.id) not in facts.requeued:
-            until = lasts_until(facts, lease, row.processed_at)
+            # its time is that at which the call began; until it came to the row the lease may have been given back
+            until = lasts_until(facts, lease, row.processed_at + LONG_CALL)
             if row.processed_at < until and not streams.taken_back(lease, row.processed_at):
                 yield f'{lease} stands {(until - row.processed_at) / 1000:.0f} ms longer when it ends with reason {row.reason}'
 
@@ -195,7 +197,7 @@ def requeued_goes_on(facts):
         if len(calls) > 1 or call.outcome != OK or call.result != len(call.args['ids']) or call.tx:
             continue
         later = [lease for lease in facts.leases.get(key, ()) if lease.first > call.end]
-        before = [lease for lease in facts.leases.get(key, ()) if lease.first >= call.begin]
+        before = [lease for lease in facts.leases.get(key, ()) if lease.last >= call.begin]
         first = min(later, key=lambda lease: lease.first, default=None)
         if first and len(before) == len(later) and first.attempt > 1 + bisect_left(facts.doubtful_claims, first.last):
             yield f'{first} is not the first one after {call}'
@@ -244,7 +246,9 @@ def lease_ends(facts):
 @law
 def handed_out_after_its_end(facts):
     """What is done or dead is not handed out again."""
-    ended = {('', row.id): row.processed_at for row in facts.rows if row.status in (DONE, DEAD)}
+    # the time of a cancelled message is that at which the call began, see cancelled()
+    ended = {('', row.id): row.processed_at for row in facts.rows
+             if row.status == DONE or row.status == DEAD and row.reason != CANCELLED}
     for key, settles in facts.settles.items():
         for settle in settles:
             if settle.sure and (settle.op == 'ack' or settle.op == 'fail' and key not in facts.requeued):
