@@ -39,6 +39,13 @@ def lasts_until(facts, lease, before):
     return until
 
 
+def is_given_back(facts, lease, begin, end):
+    """Whether the owner may have made the message ready again in this time."""
+    return (any(begin < at < end for at in facts.given_back.get(lease.owner, ()))
+            or any(settle.op in ('nack', 'release') and settle.owner == lease.owner and settle.end > begin and settle.begin < end
+                   for settle in facts.settles.get((lease.store, lease.id), ())))
+
+
 class Streams:
     """Who is before whom: the order of commits, as far as the calls tell it."""
 
@@ -116,8 +123,10 @@ def leases_overlap(facts):
         before = [lease for lease in several if lease.first < row.processed_at]
         lease = before[-1] if before else None
         if lease and lease.certain and lease.last < row.processed_at and ('', row.id) not in facts.requeued:
-            # its time is that at which the call began; until it came to the row the lease may have been given back
-            until = lasts_until(facts, lease, row.processed_at + LONG_CALL)
+            until = lasts_until(facts, lease, row.processed_at)
+            # which is when the call began; until it came to the message, that may have been given back
+            if is_given_back(facts, lease, row.processed_at, row.processed_at + LONG_CALL):
+                continue
             if row.processed_at < until and not streams.taken_back(lease, row.processed_at):
                 yield f'{lease} stands {(until - row.processed_at) / 1000:.0f} ms longer when it ends with reason {row.reason}'
 
