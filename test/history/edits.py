@@ -718,7 +718,8 @@ def a_leased_message_expires(history, facts):
     row, settle = first(((row, settle) for row in plain_rows(history, facts) for lease in facts.leases.get(('', row[0]), ())[-1:]
                          for settle in facts.settles.get(('', row[0]), ())
                          if settle.op == 'ack' and settle.owner == lease.owner and lease.call.op == 'claim' and lease.certain
-                         and lease.owner not in facts.given_back and settle.begin > lease.last + 3000
+                         and settle.begin > lease.last + 3000
+                         and not laws_leases.is_given_back(facts, lease, settle.begin - 1000, settle.begin - 1000 + laws_leases.LONG_CALL)
                          and ('', row[0]) not in facts.requeued and ('', lease.tag) not in streams
                          and laws_leases.lasts_until(facts, lease, settle.begin - 1000) > settle.begin), 'lease')
     replace(history.final['messages'], row, row[:5] + [DEAD, row[6], 6, None, settle.begin - 1000] + row[10:])
