@@ -78,7 +78,6 @@ COMMENT ON FUNCTION outbox._lockers(interval) IS
 --     have no process, so nothing says who waits for them.
 CREATE FUNCTION outbox._preparers(age interval)
 RETURNS TABLE (
-    gid      text,
     who      text,
     prepared timestamptz,
     strong   boolean
@@ -86,8 +85,7 @@ RETURNS TABLE (
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT x.gid,
-           concat_ws(', ', format('%L since %s', x.gid, date_trunc('second', x.prepared)),
+    SELECT concat_ws(', ', format('%L since %s', x.gid, date_trunc('second', x.prepared)),
                      'has ' || string_agg(DISTINCT format('%s on outbox.%s', k.mode, c.relname),
                                           ', ') FILTER (WHERE k.mode <> 'RowExclusiveLock')),
            x.prepared, bool_or(k.mode <> 'RowExclusiveLock')
