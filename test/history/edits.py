@@ -380,11 +380,15 @@ def a_claim_returns_what_is_of_another_tenant(history, facts):
     call.args['tenant'] = first((tenant for tenant in TENANTS if tenant != marks(tag)[2]), 'tenant')
 
 
+def pause_what_is_handed_out(history, facts, store, topic, kind):
+    lease = first((several[0] for key, several in facts.leases.items() if key[0] == store), kind)
+    new_call(history, lease.call.db, 'pause', {'topic': topic, 'namespace': 'default', 'kind': kind},
+             lease.call.begin - 2000, None)
+
+
 @edit('paused')
 def a_paused_timer_is_handed_out(history, facts):
-    lease = first((several[0] for (store, _), several in facts.leases.items() if store == '_timers'), 'timer')
-    new_call(history, lease.call.db, 'pause', {'topic': 'timed', 'namespace': 'default', 'kind': 'timer'},
-             lease.call.begin - 2000, None)
+    pause_what_is_handed_out(history, facts, '_timers', 'timed', 'timer')
 
 
 @edit('cancelled')
@@ -652,9 +656,7 @@ def a_nack_in_the_last_attempt_is_tried_again(history, facts):
 
 @edit('paused')
 def a_paused_subscription_is_handed_out(history, facts):
-    lease = first((several[0] for (store, _), several in facts.leases.items() if store == '@all'), 'delivery')
-    new_call(history, lease.call.db, 'pause', {'topic': 'all', 'namespace': 'default', 'kind': 'subscription'},
-             lease.call.begin - 2000, None)
+    pause_what_is_handed_out(history, facts, '@all', 'all', 'subscription')
 
 
 @edit('lease ends')

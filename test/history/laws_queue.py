@@ -7,15 +7,14 @@ from law import law
 from plan import HANDLED, KEEP_INBOX, MAX_ATTEMPTS, PURGED, PURGES, SHORT, SHORT_KEPT, wrong_fields
 from record import ERROR, FOREVER, OK
 
+# reasons of what is dead
+FAILED, EXHAUSTED, EXPIRED, CANCELLED = 4, 5, 6, 9
+
 
 def possible_end(facts, store, row_id):
     """When a message may have been settled for good, at the earliest."""
     return min((settle.begin for settle in facts.settles.get((store, row_id), ()) if settle.op in ('ack', 'fail', 'nack')),
                default=FOREVER)
-
-
-# reasons of what is dead
-FAILED, EXHAUSTED, EXPIRED, CANCELLED = 4, 5, 6, 9
 
 
 @law
